@@ -1,0 +1,60 @@
+"""Compiled functions: the same FLOPs, and the same compile state afterwards."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import torchledger as tl
+
+FORWARD = 2 * 8 * (16 * 32 + 32 * 4)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_same_flops_and_still_compiled(backend: str, whole: bool) -> None:  # pytorch#190286, #140909, #128199
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.ReLU(), nn.Linear(32, 4, bias=False))
+    function = (
+        torch.compile(model, backend=backend) if whole else torch.compile(lambda x: model(x) * 1, backend=backend)
+    )
+    x = torch.randn(8, 16, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with tl.Ledger(model) as ledger:
+            for _ in range(2):  # cold and warm
+                function(x).sum().backward()
+                ledger.step()
+    for step in ledger.report.steps:
+        assert (step.flops.forward, step.flops.backward, step.flops.total) == (FORWARD, 2 * FORWARD, 30_720)
+        assert step.flops.uncounted == {}
+        assert step.flops.compiled_regions >= 1
+        assert step.memory["cpu"].notes
+        assert set(step.flops.by_parameter) == {"0.weight", "2.weight"}
+        assert set(step.flops.by_module) <= {"", "(outside)"}
+    frames, graphs = dict(counters["frames"]), counters["stats"]["unique_graphs"]
+    assert graphs == 1
+    function(x).sum().backward()
+    assert (dict(counters["frames"]), counters["stats"]["unique_graphs"]) == (frames, graphs)
+    assert ledger.report.faults == ()
+
+
+def test_a_function_compiled_before_stays_compiled_inside() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    model = nn.Linear(16, 4)
+    function = torch.compile(model, backend="aot_eager")
+    x = torch.randn(8, 16)
+    function(x).sum().backward()
+    frames = dict(counters["frames"])
+    with tl.Ledger(model) as ledger:
+        function(x).sum().backward()
+    function(x)
+    assert dict(counters["frames"]) == frames
+    assert ledger.report.flops.forward == 2 * 8 * 16 * 4

@@ -1,0 +1,63 @@
+"""torchledger keeps the books of a PyTorch training loop: every FLOP and every byte, posted to its account."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torchledger._version import __version__
+
+if TYPE_CHECKING:
+    from torchledger.accelerators import find_accelerator as find_accelerator
+    from torchledger.analytic.utilization import hfu as hfu
+    from torchledger.analytic.utilization import mfu as mfu
+    from torchledger.errors import TorchledgerError as TorchledgerError
+    from torchledger.errors import UncountedOpError as UncountedOpError
+    from torchledger.flops.registry import formula as formula
+    from torchledger.journal.statements import Allocation as Allocation
+    from torchledger.journal.statements import Copies as Copies
+    from torchledger.journal.statements import FlopSplit as FlopSplit
+    from torchledger.journal.statements import FlopStatement as FlopStatement
+    from torchledger.journal.statements import MemorySnapshot as MemorySnapshot
+    from torchledger.journal.statements import MemoryStatement as MemoryStatement
+    from torchledger.journal.statements import ParameterFlops as ParameterFlops
+    from torchledger.journal.statements import StepReport as StepReport
+    from torchledger.ledger import Ledger as Ledger
+    from torchledger.ledger import schedule as schedule
+    from torchledger.report import Report as Report
+
+_HOMES = {
+    "Allocation": "journal.statements",
+    "Copies": "journal.statements",
+    "FlopSplit": "journal.statements",
+    "FlopStatement": "journal.statements",
+    "Ledger": "ledger",
+    "MemorySnapshot": "journal.statements",
+    "MemoryStatement": "journal.statements",
+    "ParameterFlops": "journal.statements",
+    "Report": "report",
+    "StepReport": "journal.statements",
+    "TorchledgerError": "errors",
+    "UncountedOpError": "errors",
+    "find_accelerator": "accelerators",
+    "formula": "flops.registry",
+    "hfu": "analytic.utilization",
+    "mfu": "analytic.utilization",
+    "schedule": "ledger",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: `import torch` takes over a second, and half of torchledger does without it.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchledger' has no attribute {name!r}")
+    value = getattr(import_module(f"torchledger.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Arithmetic on paper: what a training run should cost, and how much of a device's peak it reached."""

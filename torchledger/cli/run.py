@@ -1,0 +1,115 @@
+"""``torchledger run SCRIPT ARGS...``: a program as it is, with a report at its end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchledger.cli.scripts import Target, check_target, run_target
+from torchledger.errors import ReportWriteError, UsageError
+from torchledger.journal.files import check_writable
+
+if TYPE_CHECKING:
+    from torchledger.ledger import Ledger
+
+USAGE_ERROR = 2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.usage = "%(prog)s [-h] [--json PATH] SCRIPT ARGS...\n       %(prog)s [-h] [--json PATH] -m MODULE ARGS..."
+    parser.add_argument(
+        "--json",
+        metavar="PATH",
+        default=None,
+        help="also write the report as JSON; under torchrun {rank} in PATH becomes the rank, which is added otherwise",
+    )
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS...", help="what to run, as for python"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Runs the program, prints the report to stderr, and returns the program's own exit code."""
+    target = read_target(arguments.program, is_module=arguments.is_module)
+    check_target(target)
+    rank = read_rank(os.environ)
+    path = None if arguments.json is None else rank_path(arguments.json, rank).absolute()
+    if path is not None:
+        check_writable(path)  # before the program has run for hours
+    from torchledger.ledger import Ledger  # brings torch, which no refusal above needs
+
+    ledger = Ledger(_auto_step=True)
+    process = os.getpid()
+    code = run_target(target, ledger)
+    if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's
+        return code
+    return _deliver(ledger, path, code, quiet=rank not in (None, 0))
+
+
+def read_target(words: list[str], *, is_module: bool) -> Target:
+    """What the words after the options name.
+
+    Raises:
+        UsageError: they are none.
+
+    >>> read_target(["train.py", "--lr", "0.1"], is_module=False)
+    Target(name='train.py', arguments=('--lr', '0.1'), is_module=False)
+    """
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise UsageError("nothing to run: give the path of a Python file, or -m and a module's name.")
+    return Target(words[0], tuple(words[1:]), is_module)
+
+
+def read_rank(environ: Mapping[str, str]) -> int | None:
+    """This process's rank under torchrun; ``None`` without it.
+
+    >>> read_rank({"RANK": "3", "WORLD_SIZE": "8"}), read_rank({})
+    (3, None)
+    """
+    rank = environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() and rank.isascii() and "WORLD_SIZE" in environ else None
+
+
+def rank_path(path: str, rank: int | None) -> Path:
+    """The path of one rank's report: ``{rank}`` becomes the rank, or ``.rankN`` comes before the suffix.
+
+    >>> rank_path("out/report.json", 3).as_posix(), rank_path("out/{rank}.json", 3).as_posix()
+    ('out/report.rank3.json', 'out/3.json')
+    >>> rank_path("report.json", None).as_posix(), rank_path("{rank}.json", None).as_posix()
+    ('report.json', '0.json')
+    """
+    if "{rank}" in path:
+        return Path(path.replace("{rank}", str(rank or 0)))
+    whole = Path(path)
+    return whole if rank is None else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
+
+
+def _deliver(ledger: Ledger, path: Path | None, code: int, *, quiet: bool) -> int:
+    """Writes and prints the report; a failure here never hides how the program ended, nor one the other."""
+    stream = sys.stderr or sys.__stderr__
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()  # the program's output comes first
+    try:
+        report = ledger.report
+        if not quiet and stream is not None:
+            with contextlib.suppress(OSError):
+                print(f"\n{report}", file=stream, flush=True)
+        if path is not None:
+            report.save(path)
+    except ReportWriteError as error:
+        print(f"torchledger: error: {error}", file=stream)
+        return code or USAGE_ERROR
+    except Exception:  # a fault of ours must not look like the program's
+        print("torchledger: fault: the report could not be made. Please report this:", file=stream)
+        traceback.print_exc(file=stream)
+        return code or USAGE_ERROR
+    return code

@@ -1,0 +1,80 @@
+"""What can go wrong: each error has a slug, and an entry of that name in docs/errors.md."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TorchledgerError(Exception):
+    """Base of all errors of torchledger; ``slug`` names its entry in docs/errors.md."""
+
+    slug: ClassVar[str] = "torchledger"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.slug}]"
+
+
+class UncountedOpError(TorchledgerError):
+    """``strict=True`` met an op whose cost class is unknown."""
+
+    slug = "uncounted-op"
+
+    def __init__(self, op: str, module: str) -> None:
+        self.op = op
+        self.module = module
+        super().__init__(
+            f"no FLOP formula for {op} (in {module!r}): its cost is unknown, and strict=True refuses to go on. "
+            f"Give it one with @torchledger.formula, or record with strict=False to have it listed as uncounted."
+        )
+
+
+class UsageError(TorchledgerError, ValueError):
+    """A call that cannot be carried out as it stands."""
+
+    slug = "usage"
+
+
+class QuantityError(TorchledgerError, ValueError):
+    """A size or count that cannot be read."""
+
+    slug = "quantity"
+
+
+class JournalMissingError(TorchledgerError):
+    """A timeline was asked of a step whose journal was not kept."""
+
+    slug = "journal-missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the journal of this step was not kept: a ledger keeps those of the last step and of the highest peak, "
+            "and a saved report has them when it was written with save(path, journal=True)."
+        )
+
+
+class ReportFileError(TorchledgerError, ValueError):
+    """A report file that cannot be read: broken, truncated, foreign, or of a newer schema."""
+
+    slug = "report-file"
+
+
+class TorchVersionError(TorchledgerError, ImportError):
+    """The installed torch lacks a private name that torchledger stands on."""
+
+    slug = "torch-version"
+
+
+class UnknownAcceleratorError(TorchledgerError, KeyError):
+    """No accelerator of that name is in the table."""
+
+    slug = "unknown-accelerator"
+
+
+class ReportWriteError(TorchledgerError, OSError):
+    """A report that cannot be written where it was asked to be."""
+
+    slug = "report-write"

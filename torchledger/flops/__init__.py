@@ -1,0 +1,1 @@
+"""FLOPs of ops: a rule for each op, formulas by family."""

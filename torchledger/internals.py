@@ -1,0 +1,83 @@
+"""Every private name of torch that torchledger stands on, looked up once.
+
+Where one is missing, the first use of a ledger fails with one error that names it, instead of some line in the middle
+of a step. Names that torchledger can do without are `optional` and None when missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+import torch.utils.checkpoint
+
+from torchledger.errors import TorchVersionError
+
+_missing: list[str] = []
+
+
+def _required(path: str) -> Any:
+    try:
+        return attrgetter(path)(torch)
+    except AttributeError:
+        _missing.append(f"torch.{path}")
+        return None
+
+
+def _optional(path: str) -> Any:
+    try:
+        return attrgetter(path)(torch)
+    except AttributeError:
+        return None
+
+
+current_graph_task_id: Final[Callable[[], int]] = _required("_C._current_graph_task_id")
+"""The number of the backward that runs on this thread, -1 when none does."""
+current_autograd_node: Final[Callable[[], Any]] = _required("_C._current_autograd_node")
+"""The node whose backward runs on this thread."""
+get_sequence_nr: Final[Callable[[], int]] = _required("_C._autograd._get_sequence_nr")
+"""The number that the next autograd node of this thread will carry."""
+is_fwd_grad_enabled: Final[Callable[[], bool]] = _required("_C._is_fwd_grad_enabled")
+"""False inside the forward of a custom autograd function (and in inference mode), True under plain `no_grad`."""
+AccumulateGrad: Final[type] = _required("_C._functions.AccumulateGrad")
+"""The class of the nodes that store `p.grad`."""
+top_saved_tensors_hooks: Final[Callable[[bool], Any]] = _required("_C._autograd._top_saved_tensors_default_hooks")
+"""The innermost pair of saved-tensor hooks, or None."""
+has_kernel_for_key: Final[Callable[[str, str], bool]] = _required("_C._dispatch_has_kernel_for_dispatch_key")
+"""Whether an operator has a kernel of its own for a dispatch key."""
+current_dispatch_modes: Final[Callable[[], list[Any]]] = _required(
+    "utils._python_dispatch._get_current_dispatch_mode_stack"
+)
+"""The dispatch modes of this thread, outermost first."""
+engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")
+"""The function through which Python starts every backward; patched in its module while recording."""
+make_grads: Final[Any] = _optional("autograd._make_grads")
+"""What makes the first gradient of a backward, just before the engine starts."""
+TrueTensorTypes: Final[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Types whose ops the dispatcher does not hand to a subclass."""
+CheckpointFunctionNode: Final[type | None] = getattr(
+    _optional("utils.checkpoint.CheckpointFunction"), "_backward_cls", None
+)
+"""The class of reentrant checkpointing's node."""
+
+
+def require() -> None:
+    """Fail with one clear error where the installed torch lacks a name that recording stands on.
+
+    Raises:
+        TorchVersionError: it lists the missing names and the versions that have them.
+    """
+    if _missing:
+        raise TorchVersionError(
+            f"torch {torch.__version__} lacks {', '.join(_missing)}, which torchledger records with. "
+            f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
+        )
+
+
+def dynamo_callbacks() -> Any:
+    """Dynamo's compile callbacks, or None as long as nothing has imported Dynamo."""
+    module = sys.modules.get("torch._dynamo.callback")
+    return getattr(module, "callback_handler", None)

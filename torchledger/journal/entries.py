@@ -1,0 +1,139 @@
+"""What happened in one step, in order: blocks, events, marks and products. Plain data, no torch.
+
+A block is a storage that an allocation made. Blocks are numbered from 0 in the order in which the ledger met them,
+over all steps; an event ``n >= 0`` says "block n came" and ``~n`` says "block n went". Entries are plain tuples, since
+one is made for each op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+# Roles of a block: facts noted while recording. `read.categories` turns them into categories.
+PARAMETER = 1
+BUFFER = 2
+OPTIMIZER_STATE = 4
+GRADIENT = 8
+AUTOCAST_COPY = 16
+NO_GRAPH = 32
+"""Made in a forward pass while no graph was recorded: grad mode off, and not inside a custom autograd function."""
+READ_BY_FORWARD = 64
+"""Made outside, or there before the ledger met it, and then read by a forward pass (or by what led to a backward)."""
+LATE = 128
+"""There before the ledger met it: as an argument of an op, or when a model or an optimizer was found."""
+WRITTEN = 256
+"""Met late by an op that wrote into it outside of any forward pass (a metric, an EMA copy)."""
+EXTERNAL = 512
+"""Not given by an allocator: a numpy array, a mapped file, DLPack."""
+FROM_INPUTS = 1024
+"""Made outside from nothing but inputs (a batch that a loader collates): an input, even before a forward reads it."""
+NOT_INPUTS = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT | AUTOCAST_COPY | WRITTEN
+SETTLED_SHIFT = 16
+"""Bits from here up hold 1 + the index of the category that an earlier step settled on."""
+
+
+class Block(NamedTuple):
+    """A storage of ``nbytes`` on ``device``.
+
+    ``op`` made it, while ``phase`` and ``module`` (an index into ``Journal.modules``) ran; ``shape`` and ``dtype`` are
+    those of the tensor that came with it. ``site`` is an index into ``Journal.sites``, -1 where none was taken.
+    """
+
+    nbytes: int
+    device: str
+    phase: str
+    module: int
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    site: int = -1
+
+
+Row: TypeAlias = tuple[int, str, str, int, str, tuple[int, ...], str, int]
+"""A `Block` as it is written: a plain tuple takes a sixth of the time."""
+
+
+class Product(NamedTuple):
+    """One op that has a FLOP formula.
+
+    ``rescore`` is the part of ``flops`` that computes attention scores again, ``causal_excess`` what the rest counts
+    beyond the causal pairs. ``parts`` are ``(parameter, kind, flops)`` with an index into ``Journal.parameters``
+    and ``kind`` one of ``forward``, ``input_grad``, ``weight_grad``. ``quality`` is ``exact``, ``approximate``,
+    ``upper_bound`` or ``integer`` (whose ``flops`` are integer operations, in no FLOP total).
+    """
+
+    op: str
+    dtype: str
+    phase: str
+    module: int
+    flops: int
+    rescore: int = 0
+    causal_excess: int = 0
+    parts: tuple[tuple[int, str, int], ...] = ()
+    quality: str = "exact"
+
+
+ProductRow: TypeAlias = tuple[str, str, str, int, int, int, int, tuple[tuple[int, str, int], ...], str]
+"""A `Product` as it is written."""
+
+
+class Mark(NamedTuple):
+    """Something that happened before event number ``position`` of the step.
+
+    ``kind`` is ``phase`` (``value`` begins) or ``backward`` (an engine run begins).
+    """
+
+    position: int
+    kind: str
+    value: str = ""
+
+
+@dataclass(slots=True)
+class DeviceReading:
+    """What an allocator itself counted over one step of one device, in bytes."""
+
+    requested_start: int
+    requested_peak: int
+    requested_end: int
+    allocated_peak: int
+    reserved_peak: int
+    workspace: int = 0
+
+
+@dataclass(slots=True)
+class Journal:
+    """One step.
+
+    ``carried`` are the blocks that were alive when the step began; blocks that the ledger met during the step though
+    they existed before have the role ``LATE`` and no coming event. ``first`` is the number of ``blocks[0]``.
+    """
+
+    index: int = 0
+    first: int = 0
+    carried: dict[int, Row] = field(default_factory=dict)
+    blocks: list[Row] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    marks: list[tuple[int, str, str]] = field(default_factory=list)
+    roles: dict[int, int] = field(default_factory=dict)
+    products: list[ProductRow] = field(default_factory=list)
+    copies: list[tuple[str, str, int, int]] = field(default_factory=list)
+    """(kind, device, nbytes, module)"""
+    uncounted: dict[str, int] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    inplace_adds: list[tuple[int, int]] = field(default_factory=list)
+    """(position of the sum's coming, the block that autograd would have added into): see `read.timeline`."""
+    readings: dict[str, DeviceReading] = field(default_factory=dict)
+    compiled_regions: int = 0
+
+    def block(self, number: int) -> Block:
+        """The block of that number."""
+        return Block(*(self.blocks[number - self.first] if number >= self.first else self.carried[number]))
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of all blocks, oldest first."""
+        yield from self.carried
+        yield from range(self.first, self.first + len(self.blocks))

@@ -1,0 +1,412 @@
+"""The ledger: the object that users put around a training loop."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchledger.errors import UsageError
+from torchledger.journal.entries import Journal
+from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
+from torchledger.read.steps import StepReader
+from torchledger.read.totals import add_flops
+from torchledger.record.environment import describe_environment
+from torchledger.record.mode import Recorder
+from torchledger.record.out_of_memory import holdings_note
+from torchledger.record.readings import Readings
+from torchledger.report import Report
+
+Alive = TypeVar("Alive")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which steps are recorded; made by `schedule`."""
+
+    wait: int
+    warmup: int
+    active: int
+    repeat: int = 0
+    skip_first: int = 0
+
+    def records(self, step: int) -> bool:
+        """Whether step number ``step`` (from 0) is recorded."""
+        step -= self.skip_first
+        length = self.wait + self.warmup + self.active
+        if step < 0 or (self.repeat and step >= self.repeat * length):
+            return False
+        return step % length >= self.wait + self.warmup
+
+
+def schedule(*, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
+    """A schedule with the meaning of `torch.profiler.schedule`: skip, then cycles of wait, warm up and record.
+
+    Outside the active steps the ledger costs nothing; their wall time is what MFU is computed from.
+
+    Args:
+        wait: Steps of each cycle that are left alone.
+        warmup: Steps after them that are left alone too.
+        active: Steps of each cycle that are recorded.
+        repeat: Number of cycles; 0 goes on for ever.
+        skip_first: Steps before the first cycle.
+
+    Raises:
+        UsageError: a number is negative or not an int, or ``active`` is 0.
+
+    >>> [schedule(wait=1, warmup=1, active=2).records(step) for step in range(6)]
+    [False, False, True, True, False, False]
+    """
+    for name, value in (("wait", wait), ("warmup", warmup), ("repeat", repeat), ("skip_first", skip_first)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise UsageError(f"schedule({name}={value!r}): give a number of steps, 0 or more.")
+    if not isinstance(active, int) or isinstance(active, bool) or active < 1:
+        raise UsageError(f"schedule(active={active!r}): give the number of steps to record, 1 or more.")
+    return Schedule(wait, warmup, active, repeat, skip_first)
+
+
+class Ledger:
+    """Keeps the books of the training loop inside its block: every FLOP and every byte, by account.
+
+    Args:
+        model: The module or modules that are trained; left out, they are found as they run.
+        optimizer: The optimizer or optimizers; likewise.
+        tokens_per_step: Tokens that one step trains on, for FLOPs a token; `step(tokens=...)` overrides it.
+        strict: Raise `UncountedOpError` at the first op whose cost is unknown.
+        schedule: Which steps to record (`torchledger.schedule`); all, if left out.
+        keep: How many of the last steps' reports are kept, besides the one with the highest peak.
+        stacks: Note the user's file and line of each allocation (slower).
+
+    Raises:
+        UsageError: an argument is of the wrong kind.
+        TorchVersionError: the installed torch lacks a name that recording stands on.
+
+    >>> model = torch.nn.Linear(4, 3, bias=False)
+    >>> with Ledger(model) as ledger:
+    ...     model(torch.ones(2, 4)).sum().backward()
+    >>> ledger.report.flops.forward  # 2 * rows * in * out
+    48
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[nn.Module] | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        *,
+        tokens_per_step: int | None = None,
+        strict: bool = False,
+        schedule: Schedule | None = None,
+        keep: int = 100,
+        stacks: bool = False,
+        _auto_step: bool = False,
+    ) -> None:
+        models = _as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
+        optimizers = _as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
+        # Weakly: a ledger keeps neither alive.
+        self._models = [weakref.ref(item) for item in models]
+        self._optimizers = [weakref.ref(item) for item in optimizers]
+        if tokens_per_step is not None and (isinstance(tokens_per_step, bool) or not isinstance(tokens_per_step, int)):
+            raise UsageError(f"Ledger(tokens_per_step={tokens_per_step!r}): give a whole number of tokens.")
+        if tokens_per_step is not None and tokens_per_step < 0:
+            raise UsageError(f"Ledger(tokens_per_step={tokens_per_step!r}): give a number of tokens, 0 or more.")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UsageError(f"Ledger(keep={keep!r}): give the number of step reports to keep, 1 or more.")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise UsageError(f"Ledger(schedule={schedule!r}): make one with torchledger.schedule(wait=, active=, ...).")
+        self._tokens_per_step = tokens_per_step
+        self._strict, self._stacks, self._auto_step = strict, stacks, _auto_step
+        self._schedule = schedule
+        self._steps: deque[StepReport] = deque(maxlen=keep)
+        self._readings = Readings()
+        self._reader = StepReader()
+        self._recorder: _Recorder | None = None
+        self._active = False
+        self._index = 0
+        self._n_steps = 0
+        self._flops = FlopStatement()
+        self._peak_step: StepReport | None = None
+        self._journals: dict[int, Journal] = {}
+        self._unrecorded = UnrecordedTime()
+        self._faults: list[str] = []
+        self._devices: set[str] = set()
+        self._dtype_flops: dict[str, int] = {}
+        self._n_parameters: int | None = None
+        self._began = 0.0
+        self._step_called = False
+
+    # The block
+
+    def __enter__(self) -> Ledger:
+        if self._active:
+            raise UsageError("this Ledger is already recording: leave its block first, or make another Ledger.")
+        self._active = True
+        self._step_called = False
+        try:
+            self._begin_step()
+        except BaseException:
+            self._active = False
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        recorder = self._recorder
+        try:
+            if recorder is not None and (recorder.has_run() or not self._step_called):
+                self._end_recorded_step(None)
+        except Exception as fault:  # a fault of ours must not hide the program's own error
+            self._fault("the last step could not be read", fault)
+        finally:
+            self._stop_recording()
+            self._active = False
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate a function: each call of it runs inside this ledger."""
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                with self._unless_active():
+                    return await function(*args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._unless_active():
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    def step(self, tokens: int | None = None) -> None:
+        """End a step.
+
+        Args:
+            tokens: Tokens that the step trained on, in place of ``tokens_per_step``.
+
+        Raises:
+            UsageError: outside the ledger's block.
+        """
+        if not self._active:
+            raise UsageError("Ledger.step() outside the block: call it inside `with Ledger(...) as ledger:`.")
+        self._step_called = True
+        recorder = self._recorder
+        if recorder is None:
+            self._end_unrecorded_step(tokens)
+        else:
+            try:
+                self._end_recorded_step(tokens)
+            except Exception as fault:
+                self._fault(f"step {self._index} could not be read", fault)
+                recorder.books.cut(self._index)
+                recorder.books.roles = {n: r for n, r in recorder.books.roles.items() if n in recorder.books.carried}
+        self._index += 1
+        self._begin_step()
+
+    @property
+    def report(self) -> Report:
+        """What has been recorded; inside the block, the steps that have ended (or the running one, if none has)."""
+        steps = tuple(self._steps)
+        flops, n_steps, peak_step = self._flops, self._n_steps, self._peak_step
+        journals = dict(self._journals)
+        if not steps and self._recorder is not None:
+            journal = self._recorder.journal(self._index, cut=False)
+            running, _ = self._read(journal, None, StepReader())
+            steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
+            journals = {running.index: journal}
+        return Report(
+            steps=steps,
+            n_steps=n_steps,
+            environment=self._environment(flops),
+            flops=flops,
+            peak_step=peak_step,
+            unrecorded=self._unrecorded,
+            faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
+            journals=journals,
+        )
+
+    # Steps
+
+    def _begin_step(self) -> None:
+        wanted = self._schedule is None or self._schedule.records(self._index)
+        if wanted and self._recorder is None:
+            self._start_recording()
+        elif not wanted:
+            self._stop_recording()
+            _synchronize()
+        self._began = time.perf_counter()
+
+    def _start_recording(self) -> None:
+        self._reader = StepReader()
+        recorder = _Recorder(self, strict=self._strict, stacks=self._stacks)
+        for model in _alive(self._models):
+            recorder.add_model(model, given=True)
+        for optimizer in _alive(self._optimizers):
+            recorder.optimizers.add(optimizer)
+        self._readings.begin(_cuda_devices())
+        recorder.start()
+        self._recorder = recorder
+
+    def _stop_recording(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+            recorder.books.close()
+            self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
+
+    def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.optimizers.enter_all()
+        journal = recorder.journal(self._index, cut=True, at=at)
+        step, settled = self._read(journal, tokens, self._reader)
+        recorder.books.settle(settled)
+        self._steps.append(step)
+        self._n_steps += 1
+        self._flops = add_flops(self._flops, step.flops)
+        if self._peak_step is None or _higher(step, self._peak_step):
+            self._peak_step = step
+        kept = {step.index, self._peak_step.index}
+        self._journals = {index: found for index, found in self._journals.items() if index in kept}
+        self._journals[step.index] = journal
+        self._devices.update(step.memory)
+
+    def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:
+        duration = time.perf_counter() - self._began
+        on_cuda = any(device.startswith("cuda") for device in self._device_names())
+        reading = reader.read(journal, self._readings.end if on_cuda else None)
+        return StepReport(
+            index=journal.index,
+            tokens=tokens if tokens is not None else self._tokens_per_step,
+            duration_s=duration,
+            flops=reading.flops,
+            memory=reading.memory,
+        ), reading.settled
+
+    def _device_names(self) -> Iterable[str]:
+        return self._recorder.books.device_names.values() if self._recorder else ()
+
+    def _end_unrecorded_step(self, tokens: int | None) -> None:
+        _synchronize()
+        before = self._unrecorded
+        counted = tokens if tokens is not None else self._tokens_per_step
+        if self._index == 0:
+            return  # a program's very first step pays for what every program pays once
+        self._unrecorded = UnrecordedTime(
+            before.n_steps + 1,
+            before.duration_s + time.perf_counter() - self._began,
+            None if counted is None else (before.tokens or 0) + counted,
+        )
+
+    def _environment(self, flops: FlopStatement) -> dict[str, Any]:
+        environment = describe_environment(sorted(self._devices or set(self._device_names())))
+        environment["dtype"] = max(flops.by_dtype, key=lambda name: (flops.by_dtype[name], name), default=None)
+        environment["tokens_per_step"] = self._tokens_per_step
+        return environment
+
+    def _fault(self, what: str, error: BaseException) -> None:
+        self._faults.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _unless_active(self) -> Any:
+        return _Nothing() if self._active else self
+
+
+class _Recorder(Recorder):
+    """A recorder that knows its ledger."""
+
+    def __init__(self, ledger: Ledger, *, strict: bool, stacks: bool) -> None:
+        super().__init__(strict=strict, stacks=stacks)
+        self._ledger = ledger
+
+    def journal(self, index: int, *, cut: bool, at: Any = None) -> Journal:
+        """The journal of the step, with names; ``cut`` ends the step."""
+        journal = self.books.cut(index, at) if cut else self.books.peek(index)
+        journal.modules = self.names.module_paths()
+        journal.parameters = self.names.parameter_paths()
+        journal.compiled_regions = len(self.compiled_regions)
+        if cut:
+            self.compiled_regions = set()
+            self.forget_phase()
+            for place in self.places.values():
+                place.log.cut()
+        return journal
+
+    def out_of_memory(self, error: BaseException) -> None:
+        try:
+            if not getattr(error, "_torchledger_noted", False):
+                error._torchledger_noted = True  # type: ignore[attr-defined]
+                journal = self.journal(0, cut=False)
+                error.add_note(holdings_note(journal))
+        except Exception as fault:
+            self.fault("the note about what holds the memory failed", fault)
+
+    def forward_begins_after_optimizer(self, at: Any) -> None:
+        ledger = self._ledger
+        if ledger._auto_step:
+            ledger._step_called = True
+            try:
+                ledger._end_recorded_step(None, at)
+            except Exception as fault:
+                ledger._fault(f"step {ledger._index} could not be read", fault)
+            ledger._index += 1
+            ledger._began = time.perf_counter()
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _higher(one: StepReport, other: StepReport) -> bool:
+    """Whether one step's peak on its main device is the higher one, an accelerator before the CPU."""
+    rank = {"cpu": 0, "meta": 1}
+    a, b = one.main_device, other.main_device
+    return (rank.get(a, 2), one.peak.total_bytes) > (rank.get(b, 2), other.peak.total_bytes)
+
+
+def _alive(references: list[weakref.ref[Alive]]) -> Iterator[Alive]:
+    for reference in references:
+        if (found := reference()) is not None:
+            yield found
+
+
+def _as_list(value: Any, kind: type, name: str, wanted: str) -> list[Any]:
+    if value is None:
+        return []
+    items: Sequence[Any]
+    if isinstance(value, kind) or hasattr(value, "param_groups"):
+        items = [value]
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | torch.Tensor):
+        items = list(value)
+    else:
+        items = [value]
+    for item in items:
+        if not isinstance(item, kind) and not (name == "optimizer" and hasattr(item, "param_groups")):
+            raise UsageError(f"Ledger({name}=...): {type(item).__name__} is not {wanted}.")
+    return list(items)
+
+
+def _cuda_devices() -> list[str]:
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return []
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,0 +1,1 @@
+"""Reading: a journal in, statements out. Pure functions, no torch."""

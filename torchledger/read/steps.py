@@ -1,0 +1,121 @@
+"""Reading one step after another: a step that repeats the one before it is not read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchledger.journal.entries import DeviceReading, Journal
+from torchledger.journal.statements import FlopStatement, MemoryStatement
+from torchledger.read.categories import settle
+from torchledger.read.events import repaired_events
+from torchledger.read.flops import flop_statement
+from torchledger.read.memory import memory_statements, with_timeline
+
+Dispatched = dict[str, tuple[int, int, int]]
+"""Start, peak and end of the dispatched bytes of each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReading:
+    """What a journal says: its FLOPs, its bytes by device, and the category of each block."""
+
+    flops: FlopStatement
+    memory: dict[str, MemoryStatement]
+    settled: dict[int, int]
+
+
+@dataclass(slots=True)
+class StepReader:
+    """Reads the steps of one ledger in order.
+
+    A training loop does the same in each step, so most journals differ from the last in block numbers alone; then the
+    last reading holds. That spares most of what `Ledger.step` costs, and makes kept reports share their statements.
+    """
+
+    _last: Journal | None = None
+    _reading: StepReading | None = None
+    _events: list[int] = field(default_factory=list)
+    _categories: list[int] = field(default_factory=list)
+
+    def read(
+        self, journal: Journal, allocators: Callable[[Dispatched], dict[str, DeviceReading]] | None = None
+    ) -> StepReading:
+        """The reading of a journal.
+
+        Args:
+            journal: The step.
+            allocators: Gives what the allocators counted, from the dispatched bytes; None where there is none to ask.
+        """
+        events = _relative_events(journal)
+        repeats = self._repeats(journal, events) and allocators is None
+        reading = self._again(journal) if repeats else read_journal(journal, allocators)
+        memory = {d: with_timeline(statement, journal, d) for d, statement in reading.memory.items()}
+        reading = StepReading(reading.flops, memory, reading.settled)
+        self._last, self._reading, self._events = journal, reading, events
+        if not repeats:
+            self._categories = [reading.settled[n] for n in journal.numbers()]
+        return reading
+
+    def _repeats(self, journal: Journal, events: list[int]) -> bool:
+        last = self._last
+        return (
+            last is not None
+            and events == self._events
+            and journal.marks == last.marks
+            and journal.blocks == last.blocks
+            and list(journal.carried.values()) == list(last.carried.values())
+            and _roles(journal) == _roles(last)
+            and journal.copies == last.copies
+            and _relative_adds(journal) == _relative_adds(last)
+            and journal.modules == last.modules
+            and journal.compiled_regions == last.compiled_regions
+            and not last.readings
+        )
+
+    def _again(self, journal: Journal) -> StepReading:
+        assert self._last is not None and self._reading is not None
+        before = self._reading
+        same = (
+            journal.products == self._last.products
+            and journal.uncounted == self._last.uncounted
+            and journal.parameters == self._last.parameters
+        )
+        settled = dict(zip(journal.numbers(), self._categories, strict=True))
+        return StepReading(before.flops if same else flop_statement(journal), before.memory, settled)
+
+
+def read_journal(
+    journal: Journal, allocators: Callable[[Dispatched], dict[str, DeviceReading]] | None = None
+) -> StepReading:
+    """The reading of one journal by itself."""
+    events = repaired_events(journal)
+    settled = settle(journal, events)
+    if allocators is not None:
+        plain = memory_statements(journal, settled, journal.events)
+        journal.readings = allocators(
+            {d: (m.start.total_bytes, m.peak.total_bytes, m.end.total_bytes) for d, m in plain.items()}
+        )
+    return StepReading(flop_statement(journal), memory_statements(journal, settled, events), settled)
+
+
+def _relative_events(journal: Journal) -> list[int]:
+    """The events with blocks numbered from the step's first; carried blocks by their place, below all others."""
+    first = journal.first
+    place = {~number: -(1 << 40) - index for index, number in enumerate(journal.carried)}
+    last = ~first
+    return [
+        event - first if event >= 0 else event + first if event <= last else place[event] for event in journal.events
+    ]
+
+
+def _roles(journal: Journal) -> tuple[list[int], list[tuple[int, int]]]:
+    roles, first = journal.roles, journal.first
+    return (
+        [roles.get(number, 0) for number in journal.carried],
+        [(number - first, role) for number, role in roles.items() if number >= first],
+    )
+
+
+def _relative_adds(journal: Journal) -> list[tuple[int, int]]:
+    return [(position, old - journal.first) for position, old in journal.inplace_adds]

@@ -1,0 +1,97 @@
+"""FLOP statements added up, over steps or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchledger.journal.statements import FlopSplit, FlopStatement, ParameterFlops
+
+_NUMBERS = (
+    "total",
+    "model",
+    "forward",
+    "backward",
+    "recompute",
+    "optimizer",
+    "outside",
+    "attention_rescore",
+    "causal_model",
+    "int_ops",
+    "approximate",
+    "upper_bound",
+    "compiled_regions",
+)
+_COUNTS = ("by_op", "by_dtype", "uncounted")
+
+
+class FlopTotals:
+    """A running sum of FLOP statements, cheap enough to be kept at every step.
+
+    Keys keep the order in which they first came.
+
+    >>> totals = FlopTotals()
+    >>> totals.add(FlopStatement(total=4, forward=4, by_op={"aten.mm": 4}))
+    >>> totals.add(FlopStatement(total=5, forward=5, by_op={"aten.mm": 3, "aten.bmm": 2}))
+    >>> totals.statement().by_op
+    {'aten.mm': 7, 'aten.bmm': 2}
+    """
+
+    __slots__ = ("_counts", "_modules", "_numbers", "_parameters")
+
+    def __init__(self) -> None:
+        self._numbers = dict.fromkeys(_NUMBERS, 0)
+        self._counts: dict[str, dict[str, int]] = {name: {} for name in _COUNTS}
+        self._modules: dict[str, list[int]] = {}
+        self._parameters: dict[str, list[int]] = {}
+
+    def add(self, flops: FlopStatement) -> None:
+        """Adds one statement."""
+        numbers = self._numbers
+        for name in _NUMBERS:
+            numbers[name] += getattr(flops, name)
+        for name, sums in self._counts.items():
+            _add_counts(sums, getattr(flops, name))
+        for module, split in flops.by_module.items():
+            row = self._modules.get(module)
+            if row is None:
+                row = self._modules[module] = [0] * 6
+            row[0] += split.forward
+            row[1] += split.backward
+            row[2] += split.recompute
+            row[3] += split.optimizer
+            row[4] += split.outside
+            row[5] += split.self_total
+        for parameter, products in flops.by_parameter.items():
+            row = self._parameters.get(parameter)
+            if row is None:
+                row = self._parameters[parameter] = [0] * 4
+            row[0] += products.forward
+            row[1] += products.input_grad
+            row[2] += products.weight_grad
+            row[3] += products.recompute
+
+    def statement(self) -> FlopStatement:
+        """The sum so far, which later additions leave alone."""
+        fields: dict[str, Any] = {name: dict(sums) for name, sums in self._counts.items()}
+        fields |= self._numbers
+        fields["by_module"] = {module: FlopSplit(*row) for module, row in self._modules.items()}
+        fields["by_parameter"] = {parameter: ParameterFlops(*row) for parameter, row in self._parameters.items()}
+        return FlopStatement(**fields)
+
+
+def add_flops(first: FlopStatement, second: FlopStatement) -> FlopStatement:
+    """The FLOPs of both, each table merged by its keys.
+
+    >>> add_flops(FlopStatement(total=1, outside=1), FlopStatement(total=2, outside=2)).total
+    3
+    """
+    totals = FlopTotals()
+    totals.add(first)
+    totals.add(second)
+    return totals.statement()
+
+
+def _add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
+    for key, n in more.items():
+        sums[key] = sums.get(key, 0) + n

@@ -1,0 +1,130 @@
+"""What comes: storages that ops make, bring or write into, and what sets them apart."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from torchledger import internals
+from torchledger.journal.entries import (
+    FROM_INPUTS,
+    GRADIENT,
+    LATE,
+    NO_GRAPH,
+    NOT_INPUTS,
+    READ_BY_FORWARD,
+)
+from torchledger.record.entries import Entry
+from torchledger.record.names import OUTSIDE
+from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
+from torchledger.record.storages import Cut, plain_parts
+from torchledger.record.watching import Watching
+
+COMPILED = "(compiled)"
+"""The op of storages that come out of a compiled region."""
+_AccumulateGrad = internals.AccumulateGrad
+_Tensor = torch.Tensor
+_storage_of = torch.Tensor.untyped_storage
+
+
+class Arrivals(Watching):
+    """Enters storages into the books, with what is known of them."""
+
+    stacks = False
+
+    def meet(self, tensor: torch.Tensor, phase: str) -> None:
+        """An argument whose storage is not among the live ones."""
+        made = None
+        if self.dynamo_is_about and (not tensor.is_leaf or (phase is BACKWARD and compiled_region(sys._getframe(2)))):
+            # The buffers of a compiled region are never dispatched: its results are made now.
+            made = (phase, self.place.stack[-1] if self.place.stack else OUTSIDE, COMPILED)
+        self.books.meet(tensor, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+
+    def meet_all(self, args: Any, phase: str) -> None:
+        """The same for arguments of all kinds (sparse, wrapped)."""
+        for arg in args:
+            for tensor in arg if isinstance(arg, list | tuple) else (arg,):
+                for part in plain_parts(tensor):
+                    if id(_storage_of(part)) not in self.books.live:
+                        self.meet(part, phase)
+
+    def meet_written(self, args: Any) -> None:
+        """What an op is about to write into."""
+        if not args:
+            return
+        books = self.books
+        target = args[0]
+        for tensor in target if isinstance(target, list | tuple) else (target,):
+            try:
+                if id(_storage_of(tensor)) in books.live:
+                    continue
+            except (RuntimeError, NotImplementedError, TypeError):
+                pass
+            inside = bool(self.place.stack)
+            books.meet(tensor, read_by_forward=inside, written=not inside and not self.runs)
+
+    def enter_results(self, out: Any, phase: str, module: int, op: str) -> None:
+        """Open blocks for the new storages of results of all kinds."""
+        books = self.books
+        for tensor in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(tensor, list | tuple):
+                self.enter_results(tensor, phase, module, op)
+                continue
+            for part in plain_parts(tensor):
+                storage = _storage_of(part)
+                key = id(storage)
+                if key not in books.live and key not in books.unread:
+                    books.add(part, storage, books.row(part, storage, phase, module, op), came=True)
+
+    def describe_new(self, first_new: int, phase: str, node: Any, graph: bool, entry: Entry, args: Any) -> None:
+        """Note what sets new blocks apart: a gradient, made without a graph, made outside, at which line."""
+        books = self.books
+        role = 0
+        if node is not None and type(node) is _AccumulateGrad:
+            role |= GRADIENT
+        if not graph:
+            role |= NO_GRAPH
+        if phase is OUTSIDE_PHASE and (entry.name == "aten.set_" or self.are_inputs(args)):
+            role |= FROM_INPUTS
+        if role:
+            for number in range(books.first + first_new, books.first + len(books.blocks)):
+                books.roles[number] = books.roles.get(number, 0) | role
+        if phase is OUTSIDE_PHASE:
+            if self.after_optimizer and self.next_step is None:
+                n_new = len(books.blocks) - first_new
+                self.next_step = Cut(len(books.events) - n_new, first_new)
+            fresh = {books.first + i for i in range(first_new, len(books.blocks))}
+            for key in [key for key, ref in reversed(books.live.items()) if ref.number in fresh][: len(fresh)]:
+                books.unread[key] = books.live.pop(key)
+        if self.stacks:
+            site = self.site()
+            for i in range(first_new, len(books.blocks)):
+                books.blocks[i] = (*books.blocks[i][:-1], site)
+
+    def are_inputs(self, args: Any) -> bool:
+        """Whether there are tensors among the arguments, and all of them are inputs."""
+        books = self.books
+        found = False
+        for arg in args:
+            for tensor in arg if isinstance(arg, list | tuple) else (arg,):
+                for part in plain_parts(tensor):
+                    found = True
+                    key = id(_storage_of(part))
+                    ref = books.live.get(key) or books.unread.get(key)
+                    role = 0 if ref is None else books.roles.get(ref.number, 0)
+                    if role & NOT_INPUTS or not role & (LATE | FROM_INPUTS | READ_BY_FORWARD):
+                        return False
+        return found
+
+    def site(self) -> int:
+        """The user's file and line that led to this op."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "torchledger"):
+            frame = frame.f_back
+        text = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+        sites = self.books.sites
+        if text not in sites:
+            sites.append(text)
+        return sites.index(text)

@@ -1,0 +1,47 @@
+"""Copies that a program makes, perhaps without knowing: `clone` and `_to_copy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchledger.journal.entries import AUTOCAST_COPY
+from torchledger.record.storages import Books
+
+_storage_of = torch.Tensor.untyped_storage
+
+
+def note_copy(books: Books, name: str, args: Any, kwargs: Any, out: Any, module: int) -> None:
+    """`clone` and `_to_copy`: follow a parameter into its copy, and post copies that the user may not know of."""
+    source = args[0]
+    if not isinstance(out, torch.Tensor) or out.layout is not torch.strided or source.layout is not torch.strided:
+        return
+    storage = _storage_of(out)
+    parameter = books.parameter_of(source)
+    if parameter >= 0:
+        books.tag_parameter(storage, parameter, out.storage_offset())
+    kind = ""
+    if name == "aten._to_copy":
+        if out.device != source.device:
+            kind = "device"
+        elif out.dtype is not source.dtype:
+            kind = "dtype"
+            if parameter >= 0 and _autocast_is_on(out.device.type):
+                number = books.live[id(storage)].number
+                books.roles[number] = books.roles.get(number, 0) | AUTOCAST_COPY
+        elif out.stride() != source.stride():
+            kind = "layout"
+    else:
+        wanted = (kwargs or {}).get("memory_format")
+        if wanted not in (None, torch.preserve_format) and not source.is_contiguous(memory_format=wanted):
+            kind = "layout"
+    if kind:
+        books.copies.append((kind, books.device_name(out.device), storage.nbytes(), module))
+
+
+def _autocast_is_on(device_type: str) -> bool:
+    """Whether the program is inside autocast (inside dispatch the flag itself reads off)."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return nesting > 0 or torch.is_autocast_enabled(device_type)

@@ -1,0 +1,82 @@
+"""What the recorder knows of an operator, worked out at its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from torchledger.flops.registry import is_true_composite, lookup
+from torchledger.flops.rules import Formula
+
+aten = torch.ops.aten
+
+
+class Kind(IntEnum):
+    """How an op is handled; those below `GENERAL` make no storage and no product."""
+
+    VIEW = 0
+    INPLACE = 1
+    DETACH = 2
+    GENERAL = 3
+    RESIZING = 4
+    """May change the size of a storage that is there: `.out` overloads, `resize_`, `set_`."""
+    COPYING = 5
+    """`clone` and `_to_copy`: the values of their argument, perhaps in another layout, dtype or place."""
+    ADDING = 6
+    """`aten.add.Tensor`: what autograd sums gradients with under a dispatch mode."""
+    COMPOSITE = 7
+    """Has no kernel but its decomposition (arrives whole under inference mode and for subclasses)."""
+    HIGHER_ORDER = 8
+
+
+class Entry:
+    """One operator: how to call it, how it is handled, and what it costs."""
+
+    __slots__ = ("call", "formula", "kind", "name", "op", "operands", "uncounted")
+
+    def __init__(self, op: Any) -> None:
+        rule = lookup(op)
+        self.op = op
+        self.name: str = rule.name
+        self.formula: Formula | None = rule.formula
+        self.operands: tuple[int, ...] = rule.operands
+        self.uncounted: bool = rule.uncounted
+        self.kind: int = _kind(op, rule.formula is not None)
+        # An overload's `__call__` does nothing but call this.
+        self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
+
+
+def _kind(op: Any, counted: bool) -> int:
+    if isinstance(op, HigherOrderOperator):
+        return Kind.HIGHER_ORDER
+    if op is aten.detach.default:
+        return Kind.DETACH
+    if op is aten.add.Tensor:
+        return Kind.ADDING
+    if op in (aten.clone.default, aten._to_copy.default):
+        return Kind.COPYING
+    if is_true_composite(op) and not counted:
+        return Kind.COMPOSITE
+    schema = op._schema
+    if op.namespace == "aten" and (
+        op.overloadpacket in (aten.resize_, aten.resize_as_, aten.set_, aten.resize, aten.set)
+        or any(argument.is_out for argument in schema.arguments)
+    ):
+        return Kind.RESIZING
+    if counted or op is aten.lift_fresh.default:
+        return Kind.GENERAL
+    aliases = [value.alias_info for value in schema.returns]
+    if any(alias is None for alias in aliases):
+        return Kind.GENERAL
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return Kind.INPLACE
+    return Kind.VIEW if aliases else Kind.GENERAL
+
+
+def entry_for(op: Any) -> Entry:
+    """Work out an operator's entry."""
+    return Entry(op)

@@ -1,0 +1,353 @@
+"""The recorder: one dispatch mode that sees every op and writes the journal.
+
+`__torch_dispatch__` is the hot path. It decides nothing that can be decided when the step ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchledger import internals
+from torchledger.errors import UncountedOpError
+from torchledger.flops import registry
+from torchledger.journal.entries import (
+    GRADIENT,
+)
+from torchledger.record.arrivals import COMPILED, Arrivals
+from torchledger.record.copies import note_copy
+from torchledger.record.entries import Entry, Kind
+from torchledger.record.names import OUTSIDE
+from torchledger.record.places import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    OUTSIDE_PHASE,
+    RECOMPUTE,
+    Place,
+    compiled_region,
+    in_checkpoint_hook,
+    in_function_forward,
+)
+from torchledger.record.products import post_product
+from torchledger.record.storages import Ref, plain_parts
+from torchledger.record.sums import Sums
+
+_GENERAL = int(Kind.GENERAL)
+_DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
+_ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
+_ACCUMULATE_NUMBER = 2**64 - 1
+_Tensor, _Parameter = torch.Tensor, nn.Parameter
+_storage_of = torch.Tensor.untyped_storage
+_get_ident = threading.get_ident
+_current_node = internals.current_autograd_node
+_AccumulateGrad = internals.AccumulateGrad
+_make_grads_code = getattr(internals.make_grads, "__code__", None)
+_CheckpointNode = internals.CheckpointFunctionNode
+_is_fwd_grad_enabled = internals.is_fwd_grad_enabled
+_engine_code = internals.engine_run_backward.__code__
+_is_grad_enabled = torch.is_grad_enabled
+_OutOfMemoryError = torch.OutOfMemoryError
+
+
+class Recorder(Arrivals, TorchDispatchMode):
+    """Writes what happens on the thread that it was started on (and on the engine's threads) into its books."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, strict: bool = False, stacks: bool = False) -> None:
+        super().__init__()
+        internals.require()
+        self.strict = strict
+        self.stacks = stacks
+        self.entries: dict[int, Entry] = {}
+        self.registry_version = registry.version
+        self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
+        self.node_module = OUTSIDE
+        self.node_first_block = 0
+        self.checkpoints_seen = False
+        self.compiled_regions: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else Dynamo's disable wraps each call of the hot path
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let `torch.compile` compile, and see what its code calls."""
+        return True  # else a compiled function runs eagerly, now and ever after
+
+    # Beginning and ending
+
+    def start(self) -> None:
+        """Begin to record on this thread."""
+        self.begin_watching()
+        self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
+        self.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            self.sums.calibrate()
+        finally:
+            self.books.forget()
+            self.phase = ""
+
+    def stop(self) -> None:
+        """Record no more; everything in torch is as it was."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.end_watching()
+
+    def has_run(self) -> bool:
+        """Whether an op ran since the step began."""
+        books = self.books
+        return bool(books.marks or books.products)
+
+    def forget_phase(self) -> None:
+        """A step begins: its first op says in which phase."""
+        self.phase = ""
+
+    # The hot path
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        entry = self.entries.get(id(func))
+        if entry is None:
+            entry = self.learn(func)
+        if types and (foreign := self.foreign(types)) is not None:
+            return NotImplemented if foreign else func(*args, **(kwargs or {}))
+        kind = entry.kind
+        if not kind or (kind == _INPLACE and self.in_optimizer):
+            return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+        try:
+            if kind < _GENERAL:
+                return self.quick(entry, args, kwargs)
+            node: Any = None
+            graph = True
+            books = self.books
+            live = books.live
+            place = self.place
+            # Where are we?
+            try:
+                if not self.runs:
+                    stack = place.stack
+                    if stack:
+                        phase, module = FORWARD, stack[-1]
+                        graph = _is_grad_enabled() or in_function_forward()
+                    else:
+                        phase, module, graph = self.locate_outside(place)
+                elif self.in_optimizer:
+                    phase, module = self.locate_in_optimizer(place, args)
+                else:
+                    place = self.places.get(_get_ident()) or self.new_place(_get_ident())
+                    phase, module, node = self.locate_in_backward(place)
+                if phase is not self.phase:
+                    self.phase = phase
+                    books.marks.append((len(books.events), "phase", phase))
+                # Has the program brought storages that we have not met?
+                if phase is not OPTIMIZER:
+                    for arg in args:
+                        t = type(arg)
+                        if t is _Tensor or t is _Parameter:
+                            if id(_storage_of(arg)) not in live:
+                                self.meet(arg, phase)
+                        elif t is list or t is tuple:
+                            for item in arg:
+                                if isinstance(item, _Tensor) and id(_storage_of(item)) not in live:
+                                    self.meet(item, phase)
+            except (RuntimeError, NotImplementedError):  # tensors without a storage: sparse, wrapped
+                self.meet_all(args, phase)
+            if entry.uncounted:
+                self.uncounted(entry.name, module)
+            if kind == _GENERAL or (_COPYING <= kind < _COMPOSITE):
+                out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+            elif kind == _COMPOSITE:
+                with self:
+                    return func.decompose(*args, **(kwargs or {}))
+            elif kind == _RESIZING:
+                out = self.run_resizing(entry, args, kwargs or {}, phase, module)
+            else:
+                out = self.run_higher_order(entry, args, kwargs or {})
+        except _OutOfMemoryError as error:
+            self.out_of_memory(error)
+            raise
+        try:
+            # Which storages came?
+            first_new = len(books.blocks)
+            if type(out) is _Tensor:
+                storage = _storage_of(out)
+                key = id(storage)
+                if key not in live and key not in books.unread:
+                    ref = Ref(storage, books.died)
+                    ref.key = key
+                    ref.number = number = books.first + first_new
+                    dtype = out.dtype
+                    books.blocks.append(
+                        (
+                            storage.nbytes(),
+                            "cpu" if out.is_cpu else books.device_name(out.device),
+                            phase,
+                            module,
+                            entry.name,
+                            out.shape,
+                            books.dtype_names.get(dtype) or books.dtype_name(dtype),
+                            -1,
+                        )
+                    )
+                    live[key] = ref
+                    books.events.append(number)
+                    if not graph or node is not None or phase is OUTSIDE_PHASE or self.stacks:
+                        self.describe_new(first_new, phase, node, graph, entry, args)
+            elif out is not None:
+                self.enter_results(out, phase, module, entry.name)
+                if len(books.blocks) > first_new:
+                    self.describe_new(first_new, phase, node, graph, entry, args)
+            # What did it cost, and what is special about it?
+            if entry.formula is not None:
+                post_product(self, entry, args, kwargs, out, phase, module, place, node)
+            if kind == _COPYING:
+                note_copy(books, entry.name, args, kwargs, out, module)
+            elif kind == _ADDING and len(books.blocks) > first_new:
+                self.sums.note(args, out, node, self.node_first_block, sys._getframe(1))
+        except UncountedOpError:
+            raise
+        except NotImplementedError:  # a result without a storage
+            self.enter_results(out, phase, module, entry.name)
+        except Exception as error:
+            self.fault(f"{entry.name} could not be posted", error)
+        return out
+
+    def quick(self, entry: Entry, args: Any, kwargs: Any) -> Any:
+        """`detach` and ops that only write into their first argument."""
+        if entry.kind == _INPLACE:
+            runs = self.runs
+            if entry.uncounted:
+                self.uncounted(entry.name, OUTSIDE)
+            self.meet_written(args)
+            out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+            if runs and type(_current_node()) is _AccumulateGrad:
+                self.books.enter(args[0], GRADIENT)
+            return out
+        out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+        if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
+            made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
+            self.books.enter(out, GRADIENT, made=made)  # not the indices of a sparse one, which are cloned next
+        return out
+
+    def locate_in_optimizer(self, place: Place, args: Any) -> tuple[str, int]:
+        """(phase, module) of an op in an optimizer's step: its closure's forward is a forward."""
+        stack = place.stack
+        if len(stack) > self.runs[-1].depth:
+            return FORWARD, stack[-1]
+        if _is_grad_enabled() and any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args):
+            return FORWARD, OUTSIDE
+        return OPTIMIZER, OUTSIDE
+
+    def locate_in_backward(self, place: Place) -> tuple[str, int, Any]:
+        """(phase, module, current node) of an op while a backward runs."""
+        run = self.runs[-1]
+        stack = place.stack
+        depth = run.depth if place.thread == run.thread else 0
+        node = _current_node()
+        if node is None:
+            return BACKWARD, stack[-1] if stack else OUTSIDE, None
+        number = node._sequence_nr()
+        if number != self.node_number:
+            self.node_number = number
+            self.node_first_block = self.books.first + len(self.books.blocks)
+            self.node_module = (
+                self.accumulating_module(node) if number == _ACCUMULATE_NUMBER else run.log.module_of(number)
+            )
+        elif number == _ACCUMULATE_NUMBER:
+            self.node_module = self.accumulating_module(node)
+        if len(stack) > depth:
+            self.checkpoints_seen = True
+            return RECOMPUTE, stack[-1], node
+        if run.create_graph:
+            if (self.checkpoints_seen and in_checkpoint_hook()) or type(node) is _CheckpointNode:
+                return RECOMPUTE, self.node_module, node
+            place.log.note(place.seen_number, self.node_module)
+            place.seen_number = internals.get_sequence_nr()
+        elif (
+            _is_grad_enabled()
+            or type(node) is _CheckpointNode
+            or (not _is_fwd_grad_enabled() and in_function_forward())
+            or (self.checkpoints_seen and in_checkpoint_hook())
+        ):
+            self.checkpoints_seen = True
+            return RECOMPUTE, self.node_module, node
+        return BACKWARD, self.node_module, node
+
+    def locate_outside(self, place: Place) -> tuple[str, int, bool]:
+        """(phase, module, whether a graph is recorded) of an op that no module and no backward runs."""
+        if internals.current_graph_task_id() != -1:
+            return BACKWARD, OUTSIDE, True
+        number = internals.get_sequence_nr()
+        grew, place.seen_number = number != place.seen_number, number
+        if sys._getframe(2).f_code is _make_grads_code:
+            return BACKWARD, OUTSIDE, True
+        if not _is_grad_enabled():
+            inside = in_function_forward()
+            return (FORWARD, OUTSIDE, True) if inside else (OUTSIDE_PHASE, OUTSIDE, False)
+        if grew and self.after_optimizer:
+            self.forward_after_optimizer()
+        return (FORWARD if grew else OUTSIDE_PHASE), OUTSIDE, True
+
+    # Less often
+
+    def learn(self, func: Any) -> Entry:
+        """Work out an operator's entry at its first call."""
+        if self.registry_version != registry.version:
+            self.registry_version = registry.version
+            self.entries.clear()
+        entry = self.entries[id(func)] = Entry(func)
+        return entry
+
+    def foreign(self, types: Any) -> bool | None:
+        """None: an ordinary op. True: a subclass must handle it first. False: not the program's own work."""
+        for t in types:
+            if t is _Tensor or t is _Parameter:
+                continue
+            if t.__name__ in ("FakeTensor", "FunctionalTensor"):
+                return None if self.record_fake and t.__name__ == "FakeTensor" else False
+            if t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                return True
+        return None
+
+    def accumulating_module(self, node: Any) -> int:
+        """The module of the parameter whose gradient is being stored."""
+        number = self.books.parameter_of(node.variable)
+        return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
+
+    def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
+        """Ops that may change the size of a storage that is there."""
+        # What a compiled region writes into is a buffer of its own, made there.
+        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(2)) else None
+        for value in kwargs.values():
+            if isinstance(value, _Tensor):
+                self.books.meet(value, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+        out = entry.call(*args, **kwargs)
+        for tensor in (*args, *kwargs.values()):
+            if isinstance(tensor, _Tensor):
+                for part in plain_parts(tensor):
+                    self.books.resized(_storage_of(part), phase, module)
+        return out
+
+    def run_higher_order(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Higher-order ops: of `cond` the branch that is taken runs here, under the mode; others run as they are."""
+        if entry.op is torch.ops.higher_order.cond:
+            predicate, true_branch, false_branch, operands = args
+            with self:
+                return (true_branch if predicate else false_branch)(*operands)
+        return entry.op(*args, **kwargs)
+
+    def uncounted(self, name: str, module: int) -> None:
+        """An op of unknown cost."""
+        counts = self.books.uncounted
+        counts[name] = counts.get(name, 0) + 1
+        if self.strict:
+            raise UncountedOpError(name, self.names.module_paths()[module])
+
+    def out_of_memory(self, error: BaseException) -> None:
+        """Overridden by the ledger: say what holds the memory."""

@@ -1,0 +1,214 @@
+"""What is patched in torch while any ledger records, and put back when the last one stops.
+
+Four things: `nn.Module.__call__` (which module runs), the function that starts a backward (which backward runs),
+`UntypedStorage.resize_` (no op shows it), and the global optimizer hooks. Each acts only on threads that are watched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.autograd
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from torchledger import internals
+
+
+class Watcher(Protocol):
+    """What a ledger is told about one thread."""
+
+    def enter_module(self, module: nn.Module) -> None:
+        """A module is about to run."""
+
+    def leave_module(self) -> None:
+        """It has run, or raised."""
+
+    def begin_backward(self, create_graph: bool) -> None:
+        """A backward is about to run."""
+
+    def end_backward(self) -> None:
+        """It has run, or raised."""
+
+    def begin_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer's step is about to run."""
+
+    def end_optimizer(self, optimizer: Optimizer) -> None:
+        """It has run."""
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has a new size."""
+
+
+autograd: Any = torch.autograd
+storages: Any = torch.UntypedStorage
+_watchers: dict[int, tuple[Watcher, ...]] = {}  # by thread
+_lock = threading.RLock()
+_undo: list[Callable[[], None]] = []
+
+
+def watch(watcher: Watcher, thread: int) -> None:
+    """Tell the watcher what modules, backwards and optimizers do on that thread."""
+    with _lock:
+        if not _watchers:
+            _install()
+        _watchers[thread] = (*_watchers.get(thread, ()), watcher)
+
+
+def unwatch(watcher: Watcher, thread: int) -> None:
+    """No longer tell it; when nobody watches, torch is as it was."""
+    with _lock:
+        rest = tuple(w for w in _watchers.get(thread, ()) if w is not watcher)
+        if rest:
+            _watchers[thread] = rest
+        else:
+            _watchers.pop(thread, None)
+        if not _watchers:
+            _uninstall()
+
+
+def _install() -> None:
+    _patch_modules()
+    _patch_backward()
+    _patch_resize()
+    pre = register_optimizer_step_pre_hook(_before_optimizer)
+    post = register_optimizer_step_post_hook(_after_optimizer)
+    _undo.extend((pre.remove, post.remove))
+
+
+def _uninstall() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _patch_modules() -> None:
+    original = nn.Module.__call__
+    ident = threading.get_ident
+    watchers_of = _watchers.get
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watchers = watchers_of(ident())
+        if watchers is None:
+            return original(self, *args, **kwargs)
+        for watcher in watchers:
+            watcher.enter_module(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            for watcher in watchers:
+                watcher.leave_module()
+
+    compiling = _Compiling(original, call)
+
+    def restore() -> None:
+        compiling.close()
+        if nn.Module.__call__ is call:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    compiling.attach()
+    _compile_watch.append(compiling)
+    _undo.append(restore)
+
+
+_compile_watch: list[_Compiling] = []
+
+
+class _Compiling:
+    """Takes the module wrapper off while Dynamo compiles.
+
+    Code compiled under the wrapper would be guarded on it, and compiled once more after the ledger is gone.
+    """
+
+    def __init__(self, original: Any, wrapper: Any) -> None:
+        self._original = original
+        self._wrapper = wrapper
+        self._handler: Any = None
+        self._depth = 0
+
+    def attach(self) -> None:
+        """Register with Dynamo, if somebody has imported it by now."""
+        if self._handler is None and (handler := internals.dynamo_callbacks()) is not None:
+            handler.register_start_callback(self._start)
+            handler.register_end_callback(self._end)
+            self._handler = handler
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._handler.remove_start_callback(self._start)
+            self._handler.remove_end_callback(self._end)
+            self._handler = None
+        _compile_watch.remove(self)
+
+    def _start(self, _: Any) -> None:
+        self._depth += 1
+        if nn.Module.__call__ is self._wrapper:
+            nn.Module.__call__ = self._original  # type: ignore[method-assign]
+
+    def _end(self, _: Any) -> None:
+        self._depth -= 1
+        if self._depth <= 0 and nn.Module.__call__ is self._original:
+            nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
+
+
+def attach_to_dynamo() -> bool:
+    """Watch for compilations from now on, if anything has imported Dynamo by now; says whether it has."""
+    for compiling in _compile_watch:
+        compiling.attach()
+    return internals.dynamo_callbacks() is not None
+
+
+def _patch_backward() -> None:
+    original = autograd._engine_run_backward
+
+    def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        watchers = _watchers.get(threading.get_ident())
+        if watchers is None:
+            return original(t_outputs, *args, **kwargs)
+        create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
+        for watcher in watchers:
+            watcher.begin_backward(create_graph)
+        try:
+            return original(t_outputs, *args, **kwargs)
+        finally:
+            for watcher in watchers:
+                watcher.end_backward()
+
+    def restore() -> None:
+        if autograd._engine_run_backward is run_backward:
+            autograd._engine_run_backward = original
+
+    autograd._engine_run_backward = run_backward
+    _undo.append(restore)
+
+
+def _patch_resize() -> None:
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        result = super(torch.UntypedStorage, self).resize_(size)
+        for watcher in _watchers.get(threading.get_ident(), ()):
+            watcher.resized(self)
+        return result
+
+    if "resize_" in torch.UntypedStorage.__dict__:  # somebody else's patch: theirs to keep
+        return
+    storages.resize_ = resize_
+
+    def restore() -> None:
+        if torch.UntypedStorage.__dict__.get("resize_") is resize_:
+            del storages.resize_
+
+    _undo.append(restore)
+
+
+def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for watcher in _watchers.get(threading.get_ident(), ()):
+        watcher.begin_optimizer(optimizer)
+
+
+def _after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for watcher in _watchers.get(threading.get_ident(), ()):
+        watcher.end_optimizer(optimizer)

@@ -1,0 +1,196 @@
+"""Where an op runs: the modules on a thread's stack, the backwards and optimizers that run, and their phases."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchledger import internals
+from torchledger.record.names import OUTSIDE, Names
+
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
+OUTSIDE_PHASE = "outside"
+
+_get_sequence_nr = internals.get_sequence_nr
+
+
+class NodeLog:
+    """Which module made which autograd nodes of one thread.
+
+    Nodes are numbered in the order of their making, so it is enough to note the next number whenever the running module
+    changes: the node's module is that of the last note at or below its number.
+    """
+
+    __slots__ = ("modules", "numbers", "previous", "products", "products_before")
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = [0]
+        self.modules: list[int] = [OUTSIDE]
+        self.products: dict[int, tuple[int, ...]] = {}
+        """The parameters that the product of a node used, by node number."""
+        self.products_before: dict[int, tuple[int, ...]] = {}
+        self.previous = 0
+
+    def note(self, number: int, module: int) -> None:
+        """Nodes from that number on belong to the module."""
+        if self.numbers[-1] == number:
+            self.modules[-1] = module
+        else:
+            self.numbers.append(number)
+            self.modules.append(module)
+
+    def module_of(self, node_number: int) -> int:
+        """The module that made a node."""
+        return self.modules[bisect_right(self.numbers, node_number) - 1]
+
+    def parameters_of(self, node_number: int) -> tuple[int, ...]:
+        """The parameters that a node's product used."""
+        return self.products.get(node_number) or self.products_before.get(node_number, ())
+
+    def cut(self) -> None:
+        """Forget what is older than the step before the one that ends: a graph may outlive its step by one."""
+        del self.numbers[1 : self.previous], self.modules[1 : self.previous]
+        self.previous = len(self.numbers) - 1
+        self.products_before, self.products = self.products, {}
+
+
+class Run:
+    """A backward or an optimizer step that is running."""
+
+    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "recomputing", "thread")
+
+    def __init__(self, is_backward: bool, create_graph: bool, place: Place, frame: FrameType | None = None) -> None:
+        self.is_backward = is_backward
+        self.create_graph = create_graph
+        self.thread = place.thread
+        self.depth = len(place.stack)
+        self.log = place.log
+        self.frame = frame
+        self.recomputing = False
+
+    def depth_on(self, place: Place) -> int:
+        """How many modules ran on a thread when this began."""
+        return self.depth if place.thread == self.thread else 0
+
+
+class Listener(Protocol):
+    """What a place tells its ledger's recorder."""
+
+    names: Names
+
+    def module_begins(self, module: nn.Module, place: Place) -> int:
+        """A module that runs at the top, or that has no number yet."""
+
+    def begin_run(self, run: Run) -> None:
+        """A backward or an optimizer's step begins."""
+
+    def end_run(self, *, is_backward: bool) -> None:
+        """It ends."""
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """It has stepped."""
+
+    def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
+        """A storage has a new size."""
+
+
+class Place:
+    """One thread, as one ledger sees it."""
+
+    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread")
+
+    def __init__(self, recorder: Listener, thread: int) -> None:
+        self.recorder = recorder
+        self.thread = thread
+        self.stack: list[int] = []
+        self.log = NodeLog()
+        self.log.note(_get_sequence_nr(), OUTSIDE)
+        self.numbers = recorder.names.module_numbers
+        self.seen_number = _get_sequence_nr()
+
+    def enter_module(self, module: nn.Module) -> None:
+        """A module is about to run."""
+        stack = self.stack
+        number = self.numbers.get(id(module))
+        if number is None or not stack:
+            number = self.recorder.module_begins(module, self)
+        stack.append(number)
+        self.log.note(_get_sequence_nr(), number)
+
+    def leave_module(self) -> None:
+        """It has run, or raised."""
+        stack = self.stack
+        if stack:
+            stack.pop()
+        number = _get_sequence_nr()
+        self.log.note(number, stack[-1] if stack else OUTSIDE)
+        if not stack:
+            self.seen_number = number
+
+    def begin_backward(self, create_graph: bool) -> None:
+        """A backward is about to run."""
+        self.recorder.begin_run(Run(True, create_graph, self))
+
+    def end_backward(self) -> None:
+        """It has run, or raised."""
+        self.recorder.end_run(is_backward=True)
+        self.log.note(_get_sequence_nr(), self.stack[-1] if self.stack else OUTSIDE)
+
+    def begin_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer's step is about to run."""
+        # The frame of the wrapper around `step` tells whether it still runs: no post-hook is called if it raises.
+        self.recorder.begin_run(Run(False, False, self, sys._getframe(2)))
+        self.recorder.optimizer_begins(optimizer)
+
+    def end_optimizer(self, optimizer: Optimizer) -> None:
+        """It has run."""
+        self.recorder.optimizer_ends(optimizer)
+        self.recorder.end_run(is_backward=False)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has a new size."""
+        self.recorder.storage_resized(storage, self)
+
+
+def in_function_forward() -> bool:
+    """Whether a custom autograd function's forward runs (its ops see grad mode off, but it makes a node)."""
+    return not internals.is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def in_checkpoint_hook() -> bool:
+    """Whether a non-reentrant checkpoint recomputes now: its hook is the innermost one."""
+    hooks = internals.top_saved_tensors_hooks(False)
+    return bool(hooks) and getattr(hooks[0], "__qualname__", "").startswith("_recomputation_hook")
+
+
+def compiled_region(frame: FrameType | None) -> str:
+    """The file of the compiled code that called an op, some frames up; empty if none did."""
+    for _ in range(4):
+        if frame is None:
+            return ""
+        file = frame.f_code.co_filename
+        if file.startswith("<eval_with_key>") or "torchinductor" in file:
+            return file
+        frame = frame.f_back
+    return ""
+
+
+def is_running(frame: FrameType | None) -> bool:
+    """Whether a frame is still on this thread's stack."""
+    if frame is None:
+        return False
+    current: Any = sys._getframe(1)
+    while current is not None:
+        if current is frame:
+            return True
+        current = current.f_back
+    return False

@@ -1,0 +1,338 @@
+"""Live storages and the journal that is being written: births, deaths, late meetings and roles.
+
+A storage is known by identity. Its weak reference carries the number of its block, and says when it is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from torchledger.journal.entries import (
+    EXTERNAL,
+    LATE,
+    PARAMETER,
+    READ_BY_FORWARD,
+    SETTLED_SHIFT,
+    WRITTEN,
+    Journal,
+    ProductRow,
+    Row,
+)
+
+NO_PARAMETER = -1
+SEVERAL_PARAMETERS = -2
+storage_of = torch.Tensor.untyped_storage
+
+
+class Ref(weakref.ref[torch.UntypedStorage]):
+    """A live storage: the number of its block, and its id while it lives."""
+
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+    parameter = NO_PARAMETER
+    """The parameter whose values the storage holds, in its own or in another layout or dtype."""
+
+
+class ParameterRef(Ref):
+    """The storage of a parameter, or of a copy of one. ``offsets`` tell several parameters of one storage apart."""
+
+    __slots__ = ("offsets", "parameter")
+    parameter: int
+    offsets: dict[int, int]
+
+
+Made = tuple[str, int, str]
+"""Phase, module and op of a storage that was made now."""
+
+
+class Cut(NamedTuple):
+    """A moment of the open step: how many events and blocks it had."""
+
+    events: int
+    blocks: int
+
+
+class Books:
+    """The open journal of one ledger."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Ref] = {}
+        """Storages that a forward pass may read without more ado, by id."""
+        self.unread: dict[int, Ref] = {}
+        """Those made outside any module and read by no forward pass yet."""
+        self.first = 0
+        self.carried: dict[int, Row] = {}
+        self.blocks: list[Row] = []
+        self.events: list[int] = []
+        self.marks: list[tuple[int, str, str]] = []
+        self.roles: dict[int, int] = {}
+        self.products: list[ProductRow] = []
+        self.copies: list[tuple[str, str, int, int]] = []
+        self.uncounted: dict[str, int] = {}
+        self.inplace_adds: list[tuple[int, int]] = []
+        self.device_names: dict[torch.device, str] = {}
+        self.dtype_names: dict[torch.dtype, str] = {}
+        self.sites: list[str] = []
+        self.died = self._make_died()
+
+    def _make_died(self) -> Callable[[Ref], None]:
+        live_pop, unread_pop, event = self.live.pop, self.unread.pop, self.events.append
+
+        def died(ref: Ref) -> None:
+            event(~ref.number)
+            if live_pop(ref.key, None) is None:
+                unread_pop(ref.key, None)
+
+        return died
+
+    def close(self) -> None:
+        """Forget all storages; nothing that lives on is watched any more."""
+        self.live.clear()
+        self.unread.clear()
+
+    # Meeting storages
+
+    def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, row: Row, *, came: bool) -> Ref:
+        """Open a block for a storage: ``came`` now, or there before."""
+        ref = Ref(storage, self.died)
+        ref.key = id(storage)
+        ref.number = number = self.first + len(self.blocks)
+        self.blocks.append(row)
+        self.live[ref.key] = ref
+        if came:
+            self.events.append(number)
+        else:
+            self.roles[number] = LATE
+            if not storage.resizable():
+                self.roles[number] |= EXTERNAL
+        return ref
+
+    def row(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, phase: str, module: int, op: str, site: int = -1
+    ) -> Row:
+        """The row of a storage that came with that tensor."""
+        return (
+            storage.nbytes(),
+            self.device_name(tensor.device),
+            phase,
+            module,
+            op,
+            tuple(tensor.shape),
+            self.dtype_name(tensor.dtype),
+            site,
+        )
+
+    def meet(
+        self, tensor: torch.Tensor, *, read_by_forward: bool = False, written: bool = False, made: Made | None = None
+    ) -> None:
+        """Enter the storages of an argument that is not among the live ones: ``made`` now, unseen, or there before."""
+        for part in plain_parts(tensor):
+            storage = storage_of(part)
+            key = id(storage)
+            ref = self.live.get(key)
+            if ref is None and (ref := self.unread.get(key)) is not None and read_by_forward:
+                self.live[key] = self.unread.pop(key)
+                self.roles[ref.number] = self.roles.get(ref.number, 0) | READ_BY_FORWARD
+            if ref is None and made is not None:
+                self.add(part, storage, self.row(part, storage, *made), came=True)
+            elif ref is None:
+                ref = self.add(part, storage, self.row(part, storage, "", 0, ""), came=False)
+                self.roles[ref.number] |= (READ_BY_FORWARD if read_by_forward else 0) | (WRITTEN if written else 0)
+
+    def enter(self, tensor: torch.Tensor, role: int, module: int = 0, made: Made | None = None) -> None:
+        """Give the storages of a tensor a role, and a module if none made them.
+
+        Those not met yet were ``made`` now, unseen, or there before.
+        """
+        live, roles = self.live, self.roles
+        for part in plain_parts(tensor):
+            storage = storage_of(part)
+            key = id(storage)
+            ref = live.get(key) or self.unread.get(key)
+            if ref is None:
+                row = self.row(part, storage, *(made or ("", module, "")))
+                ref = self.add(part, storage, row, came=made is not None)
+            elif module:
+                self._house(ref.number, module)
+            number = ref.number
+            known = roles.get(number, 0)
+            if not known & role:
+                roles[number] = known | role
+            if key not in live:
+                live[key] = self.unread.pop(key)
+
+    def _house(self, number: int, module: int) -> None:
+        rows: Any = self.carried if number < self.first else self.blocks
+        index = number if number < self.first else number - self.first
+        row = rows[index]
+        if not row[3]:
+            rows[index] = (*row[:3], module, *row[4:])
+
+    def enter_parameter(self, tensor: torch.Tensor, number: int, module: int) -> None:
+        """Enter a parameter's storages, so that products that use them are known to use the parameter."""
+        self.enter(tensor, PARAMETER, module)
+        for part in plain_parts(tensor):
+            self.tag_parameter(storage_of(part), number, part.storage_offset())
+
+    def tag_parameter(self, storage: torch.UntypedStorage, number: int, offset: Any = 0) -> None:
+        """Say that a live storage holds the values of a parameter, from that offset on."""
+        key = id(storage)
+        old = self.live.get(key) or self.unread.get(key)
+        if old is None:
+            return
+        if isinstance(old, ParameterRef):
+            old.offsets.setdefault(offset, number)
+            if len(set(old.offsets.values())) > 1:
+                old.parameter = SEVERAL_PARAMETERS
+            return
+        ref = ParameterRef(storage, self.died)
+        ref.key, ref.number, ref.parameter, ref.offsets = key, old.number, number, {offset: number}
+        (self.live if key in self.live else self.unread)[key] = ref
+
+    def parameter_of(self, tensor: Any) -> int:
+        """The parameter whose values a tensor holds, or `NO_PARAMETER`."""
+        try:
+            ref = self.live.get(id(storage_of(tensor)))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return NO_PARAMETER
+        if ref is None or ref.parameter != SEVERAL_PARAMETERS:
+            return NO_PARAMETER if ref is None else ref.parameter
+        assert isinstance(ref, ParameterRef)
+        offset = tensor.storage_offset()
+        below = [start for start in ref.offsets if start <= offset]
+        return ref.offsets[max(below)] if below else NO_PARAMETER
+
+    def resized(self, storage: torch.UntypedStorage, phase: str, module: int) -> None:
+        """A storage has another size: its block went and another came, with the same roles."""
+        key = id(storage)
+        ref = self.live.get(key) or self.unread.get(key)
+        if ref is None:
+            return
+        old = ref.number
+        row = self.blocks[old - self.first] if old >= self.first else self.carried[old]
+        nbytes = storage.nbytes()
+        if nbytes == row[0]:
+            return
+        self.events.append(~old)
+        number = self.first + len(self.blocks)
+        self.blocks.append((nbytes, row[1], phase, module, "aten.resize_", row[5], row[6], row[7]))
+        self.roles[number] = self.roles.get(old, 0) & ~(LATE | EXTERNAL)
+        ref.number = number
+        self.events.append(number)
+
+    # The journal
+
+    def peek(self, index: int) -> Journal:
+        """The journal of the step so far, as if it ended here; the books stay open."""
+        return Journal(
+            index=index,
+            first=self.first,
+            carried=dict(self.carried),
+            blocks=list(self.blocks),
+            events=list(self.events),
+            marks=list(self.marks),
+            roles=dict(self.roles),
+            products=list(self.products),
+            copies=list(self.copies),
+            uncounted=dict(self.uncounted),
+            inplace_adds=list(self.inplace_adds),
+            sites=self.sites,
+        )
+
+    def cut(self, index: int, at: Cut | None = None) -> Journal:
+        """Close the journal of a step and open the next; with ``at``, as of that earlier moment.
+
+        `settle` must follow: the roles of what lives on still need the categories that the step gave them.
+        """
+        at = at or self.here()
+        events, later = self.events[: at.events], self.events[at.events :]
+        del self.events[: at.events]
+        first, carried, blocks = self.first, self.carried, self.blocks
+        boundary = first + at.blocks
+        journal = Journal(
+            index=index,
+            first=first,
+            carried=carried,
+            blocks=blocks[: at.blocks],
+            events=events,
+            marks=[mark for mark in self.marks if mark[0] <= at.events],
+            roles={n: role for n, role in self.roles.items() if n < boundary} if later else self.roles,
+            products=self.products,
+            copies=self.copies,
+            uncounted=self.uncounted,
+            inplace_adds=self.inplace_adds,
+            sites=self.sites,
+        )
+        alive = {ref.number for ref in (*self.live.values(), *self.unread.values()) if ref.number < boundary}
+        alive.update(~event for event in later if event < 0 and ~event < boundary)
+        self.carried = {n: blocks[n - first] if n >= first else carried[n] for n in sorted(alive)}
+        self.first = boundary
+        self.blocks = blocks[at.blocks :]
+        self.marks = [
+            (position - at.events, kind, value) for position, kind, value in self.marks if position > at.events
+        ]
+        self.products, self.copies = [], []
+        self.uncounted, self.inplace_adds = {}, []
+        return journal
+
+    def forget(self) -> None:
+        """Begin anew with what is alive now: nothing has happened yet."""
+        for number in [ref.number for ref in self.unread.values()]:
+            self.roles.pop(number, None)
+        self.unread.clear()
+        for collected in (self.events, self.marks, self.products, self.copies, self.inplace_adds):
+            collected.clear()
+        self.uncounted.clear()
+
+    def here(self) -> Cut:
+        """This moment, to cut at later."""
+        return Cut(len(self.events), len(self.blocks))
+
+    def settle(self, categories: dict[int, int]) -> None:
+        """After `cut`: keep the roles of the blocks that live on, with the category that the step gave each."""
+        mask = (1 << SETTLED_SHIFT) - 1
+        roles = self.roles
+        kept = {n: (roles.get(n, 0) & mask) | (categories[n] + 1) << SETTLED_SHIFT for n in self.carried}
+        first = self.first
+        kept.update((n, role) for n, role in roles.items() if n >= first)
+        self.roles = kept
+
+    def device_name(self, device: torch.device) -> str:
+        """``"cpu"``, ``"cuda:0"``."""
+        name = self.device_names.get(device)
+        if name is None:
+            name = self.device_names[device] = str(device)
+        return name
+
+    def dtype_name(self, dtype: torch.dtype) -> str:
+        """``"float32"``."""
+        name = self.dtype_names.get(dtype)
+        if name is None:
+            name = self.dtype_names[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+def plain_parts(tensor: Any) -> Iterable[torch.Tensor]:
+    """The tensors whose storages hold a tensor's values: itself, the parts of a sparse one, or of a wrapper."""
+    if not isinstance(tensor, torch.Tensor):
+        return ()
+    if tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__"):
+        return (tensor,)
+    return tuple(_inner_parts(tensor))
+
+
+def _inner_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_parts(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())

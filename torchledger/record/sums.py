@@ -1,0 +1,80 @@
+"""Sums that are made out of place only because a dispatch mode is on."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from torchledger import internals
+from torchledger.record.storages import Books
+
+_storage_of = torch.Tensor.untyped_storage
+_engine_code = internals.engine_run_backward.__code__
+
+
+class Sums:
+    """Notes the sums that a program without a ledger makes in place, for the read floor to take them so.
+
+    Without a mode the engine adds a gradient into the earlier one that it meets, if it holds the last reference to it,
+    and `linear` adds its bias into the product. Both are taken as made in place, if what they would have been added to
+    goes at once.
+    """
+
+    def __init__(self, books: Books, dispatch_code: CodeType) -> None:
+        self._books = books
+        self._dispatch_code = dispatch_code
+        self._references_in_linear = -1
+        self._calibrating = False
+
+    def calibrate(self) -> None:
+        """See how many references a product has when `linear` itself adds the bias: a program's own sum has more."""
+        self._calibrating = True
+        try:
+            with torch.no_grad():
+                torch.nn.functional.linear(torch.zeros(2, 3, 2).transpose(0, 1), torch.zeros(2, 2), torch.zeros(2))
+        finally:
+            self._calibrating = False
+
+    def note(self, args: Any, out: Any, node: Any, node_first_block: int, caller: FrameType | None) -> None:
+        """Note a sum.
+
+        Args:
+            args: The arguments of `aten.add.Tensor`.
+            out: Its result, which has just been entered.
+            node: The autograd node whose backward runs, or None.
+            node_first_block: The number of the first block that could have been made by that node.
+            caller: The frame that called the dispatch handler.
+        """
+        if len(args) != 2:
+            return
+        old, new = args
+        if self._calibrating:
+            self._references_in_linear = sys.getrefcount(old)
+            return
+        if type(old) is not torch.Tensor or not isinstance(new, torch.Tensor) or old.layout is not torch.strided:
+            return
+        books = self._books
+        ref = books.live.get(id(_storage_of(old)))
+        if ref is None or old.shape != out.shape or old.dtype is not out.dtype or not _is_dense(old):
+            return
+        if node is not None and not torch.is_grad_enabled() and self._is_engine(caller):
+            if ref.number >= node_first_block:
+                targets = [edge for edge in node.next_functions if edge[0] is not None]
+                if len(set(targets)) == len(targets):
+                    return  # made by the node itself, which sends one gradient to each target: not the engine's sum
+        elif new.dim() != 1 or sys.getrefcount(old) != self._references_in_linear:
+            return
+        books.inplace_adds.append((len(books.events) - 1, ref.number))
+
+    def _is_engine(self, frame: FrameType | None) -> bool:
+        """Whether no Python stands between the op and the engine."""
+        while frame is not None and frame.f_code is self._dispatch_code:  # an inner ledger
+            frame = frame.f_back
+        return frame is None or frame.f_code is _engine_code
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))

@@ -1,0 +1,168 @@
+"""What runs: the program's modules, backwards and optimizers, as the patches tell of them."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchledger import internals
+from torchledger.journal.entries import BUFFER, GRADIENT
+from torchledger.record import patches
+from torchledger.record.names import OUTSIDE, Names, named_tensors
+from torchledger.record.optimizers import OptimizerBooks
+from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, Place, Run, is_running
+from torchledger.record.storages import Books, Cut
+
+_get_ident = threading.get_ident
+
+
+class Watching:
+    """Who runs now, on each thread of one ledger."""
+
+    place: Place
+    """The thread that the ledger was started on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Names()
+        self.books = Books()
+        self.optimizers = OptimizerBooks(self)
+        self.places: dict[int, Place] = {}
+        self.runs: list[Run] = []
+        self.in_optimizer = False
+        self.phase = ""
+        self.node_number = -1
+        self.dynamo_is_about = False
+        self.record_fake = False
+        self.after_optimizer = False
+        self.next_step: Cut | None = None
+        self.faults: list[str] = []
+
+    def begin_watching(self) -> None:
+        """Watch this thread from now on."""
+        self.place = self.new_place(_get_ident())
+        self.dynamo_is_about = patches.attach_to_dynamo()
+
+    def end_watching(self) -> None:
+        """Watch no thread; nothing of ours is left in torch."""
+        for thread, place in self.places.items():
+            patches.unwatch(place, thread)
+        self.places.clear()
+        self.runs.clear()
+
+    def new_place(self, thread: int) -> Place:
+        """Watch a thread: the one that began, or one of the engine's."""
+        place = self.places[thread] = Place(self, thread)
+        patches.watch(place, thread)
+        return place
+
+    def module_begins(self, module: nn.Module, place: Place) -> int:
+        """A module that runs at the top, or that has no number yet."""
+        number = self.names.module_numbers.get(id(module))
+        if place.stack:
+            if number is None and is_compiled_graph(module):
+                return place.stack[-1]
+            return number if number is not None else self.names.add_passing(module, place.stack[-1])
+        self.dynamo_is_about = patches.attach_to_dynamo()
+        self.drop_dead_runs()
+        if number is None and is_compiled_graph(module):
+            return OUTSIDE
+        if number is None:
+            self.add_model(module, given=False)
+            number = self.names.module_numbers[id(module)]
+        if self.after_optimizer and not self.runs:
+            self.forward_after_optimizer()
+        return number
+
+    def forward_after_optimizer(self) -> None:
+        """A step has ended, in a program that does not say so: what was made outside since belongs to the next one."""
+        at = self.next_step or self.books.here()
+        self.after_optimizer, self.next_step = False, None
+        self.forward_begins_after_optimizer(at)
+
+    def forward_begins_after_optimizer(self, at: Cut) -> None:
+        """Overridden by the ledger."""
+
+    def add_model(self, model: nn.Module, *, given: bool) -> None:
+        """Name a model's modules and enter its parameters, buffers and gradients."""
+        self.names.add_root(model, given=given)
+        self.enter_model(model)
+
+    def enter_model(self, model: nn.Module) -> None:
+        """Enter a model's registered tensors, also those that were swapped or added since."""
+        for name, module, tensor, is_parameter in named_tensors(model):
+            if is_parameter:
+                self.enter_parameter(tensor, name, self.names.module_numbers.get(id(module), OUTSIDE))
+            else:
+                self.books.enter(tensor, BUFFER, self.names.module_numbers.get(id(module), OUTSIDE))
+
+    def enter_parameter(self, tensor: torch.Tensor, name: str, module: int) -> None:
+        """Enter one parameter, with its gradient."""
+        if type(tensor).__name__ == "FakeTensor":
+            self.record_fake = True
+        number = self.optimizers.parameter_number(tensor, name, module)
+        self.books.enter_parameter(tensor, number, module)
+        if tensor.grad is not None:
+            self.books.enter(tensor.grad, GRADIENT, module)
+
+    def begin_run(self, run: Run) -> None:
+        """A backward or an optimizer's step begins."""
+        self.drop_dead_runs()
+        self.runs.append(run)
+        self.in_optimizer = not run.is_backward
+        self.node_number = -1
+        position = len(self.books.events)
+        if run.is_backward:
+            self.books.marks.append((position, "backward", ""))
+        phase = BACKWARD if run.is_backward else OPTIMIZER
+        if run.is_backward and run.create_graph and (place := self.places.get(_get_ident())):
+            place.seen_number = internals.get_sequence_nr()
+        if phase is not self.phase:
+            self.phase = phase
+            self.books.marks.append((position, "phase", phase))
+
+    def end_run(self, *, is_backward: bool) -> None:
+        """It ends."""
+        self.drop_dead_runs()
+        if self.runs and self.runs[-1].is_backward is is_backward:
+            self.runs.pop()
+        self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
+        self.node_number = -1
+        self.phase = ""
+        place = self.places.get(_get_ident())
+        if place is not None and not place.stack:
+            place.seen_number = internals.get_sequence_nr()
+
+    def drop_dead_runs(self) -> None:
+        """Forget optimizer steps that raised: nothing told us of their end."""
+        while self.runs and not self.runs[-1].is_backward and not is_running(self.runs[-1].frame):
+            self.runs.pop()
+        self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Enter what its parameters hold now."""
+        self.optimizers.before_step(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """Enter its state."""
+        self.optimizers.after_step(optimizer)
+        self.after_optimizer, self.next_step = True, None
+
+    def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
+        """`UntypedStorage.resize_` was called, which no op shows."""
+        stack = place.stack
+        self.books.resized(storage, self.phase or OUTSIDE_PHASE, stack[-1] if stack else OUTSIDE)
+
+    def fault(self, what: str, error: BaseException) -> None:
+        """The ledger itself failed: the program goes on, and the report says so."""
+        text = f"{what}: {type(error).__name__}: {error}"
+        if len(self.faults) < 20 and text not in self.faults:
+            self.faults.append(text)
+
+
+def is_compiled_graph(module: nn.Module) -> bool:
+    """Whether a module is what a compiler made of a function, rather than a model of the program's own."""
+    return isinstance(module, torch.fx.GraphModule) and next(module.parameters(), None) is None
