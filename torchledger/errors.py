@@ -31,6 +31,9 @@ class UncountedOpError(TorchledgerError):
             f"Give it one with @torchledger.formula, or record with strict=False to have it listed as uncounted."
         )
 
+    def __reduce__(self) -> tuple[type[UncountedOpError], tuple[str, str]]:
+        return type(self), (self.op, self.module)
+
 
 class UsageError(TorchledgerError, ValueError):
     """A call that cannot be carried out as it stands."""

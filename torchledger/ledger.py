@@ -20,7 +20,7 @@ from torchledger.errors import UsageError
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.read.steps import StepReader
-from torchledger.read.totals import add_flops
+from torchledger.read.totals import FlopTotals
 from torchledger.record.environment import describe_environment
 from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
@@ -134,7 +134,7 @@ class Ledger:
         self._active = False
         self._index = 0
         self._n_steps = 0
-        self._flops = FlopStatement()
+        self._flops = FlopTotals()
         self._peak_step: StepReport | None = None
         self._journals: dict[int, Journal] = {}
         self._unrecorded = UnrecordedTime()
@@ -219,7 +219,7 @@ class Ledger:
     def report(self) -> Report:
         """What has been recorded; inside the block, the steps that have ended (or the running one, if none has)."""
         steps = tuple(self._steps)
-        flops, n_steps, peak_step = self._flops, self._n_steps, self._peak_step
+        flops, n_steps, peak_step = self._flops.statement(), self._n_steps, self._peak_step
         journals = dict(self._journals)
         if not steps and self._recorder is not None:
             journal = self._recorder.journal(self._index, cut=False)
@@ -275,7 +275,7 @@ class Ledger:
         recorder.books.settle(settled)
         self._steps.append(step)
         self._n_steps += 1
-        self._flops = add_flops(self._flops, step.flops)
+        self._flops.add(step.flops)
         if self._peak_step is None or _higher(step, self._peak_step):
             self._peak_step = step
         kept = {step.index, self._peak_step.index}

@@ -10,7 +10,6 @@ from typing import Any
 from torchledger.journal.entries import EXTERNAL, LATE, DeviceReading, Journal, Row
 from torchledger.journal.statements import CATEGORIES, PHASES, Allocation, Copies, MemorySnapshot, MemoryStatement
 from torchledger.read.events import births, deaths, phase_spans
-from torchledger.read.timeline import timeline
 
 LARGEST_ROWS = 12
 """How many rows a snapshot's ``largest`` has."""
@@ -82,14 +81,8 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
             category_peaks=maxima,
             external_bytes=run.external_peak,
             notes=_notes(journal),
-            timeline_source=None,
         )
     return statements or {"cpu": MemoryStatement(category_peaks=dict.fromkeys(CATEGORIES, 0))}
-
-
-def with_timeline(statement: MemoryStatement, journal: Journal, device: str) -> MemoryStatement:
-    """The same statement, able to give its timeline."""
-    return replace(statement, timeline_source=lambda: timeline(journal, device))
 
 
 def _run(journal: Journal, settled: dict[int, int], events: list[int]) -> dict[str, _Run]:

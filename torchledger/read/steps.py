@@ -10,7 +10,7 @@ from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
 from torchledger.read.events import repaired_events
 from torchledger.read.flops import flop_statement
-from torchledger.read.memory import memory_statements, with_timeline
+from torchledger.read.memory import memory_statements
 
 Dispatched = dict[str, tuple[int, int, int]]
 """Start, peak and end of the dispatched bytes of each device."""
@@ -50,8 +50,6 @@ class StepReader:
         events = _relative_events(journal)
         repeats = self._repeats(journal, events) and allocators is None
         reading = self._again(journal) if repeats else read_journal(journal, allocators)
-        memory = {d: with_timeline(statement, journal, d) for d, statement in reading.memory.items()}
-        reading = StepReading(reading.flops, memory, reading.settled)
         self._last, self._reading, self._events = journal, reading, events
         if not repeats:
             self._categories = [reading.settled[n] for n in journal.numbers()]

@@ -37,42 +37,57 @@ class FlopTotals:
     {'aten.mm': 7, 'aten.bmm': 2}
     """
 
-    __slots__ = ("_counts", "_modules", "_numbers", "_parameters")
+    __slots__ = ("_counts", "_last", "_modules", "_numbers", "_parameters", "_times")
 
     def __init__(self) -> None:
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._counts: dict[str, dict[str, int]] = {name: {} for name in _COUNTS}
         self._modules: dict[str, list[int]] = {}
         self._parameters: dict[str, list[int]] = {}
+        self._last: FlopStatement | None = None
+        self._times = 0
 
     def add(self, flops: FlopStatement) -> None:
-        """Adds one statement."""
+        """Adds one statement; the same one again costs next to nothing."""
+        if flops is self._last:
+            self._times += 1
+            return
+        self._settle()
+        self._last, self._times = flops, 1
+
+    def _settle(self) -> None:
+        """Posts the statement that came last, as often as it came."""
+        flops, times = self._last, self._times
+        self._last, self._times = None, 0
+        if flops is None:
+            return
         numbers = self._numbers
         for name in _NUMBERS:
-            numbers[name] += getattr(flops, name)
+            numbers[name] += times * getattr(flops, name)
         for name, sums in self._counts.items():
-            _add_counts(sums, getattr(flops, name))
+            _add_counts(sums, getattr(flops, name), times)
         for module, split in flops.by_module.items():
             row = self._modules.get(module)
             if row is None:
                 row = self._modules[module] = [0] * 6
-            row[0] += split.forward
-            row[1] += split.backward
-            row[2] += split.recompute
-            row[3] += split.optimizer
-            row[4] += split.outside
-            row[5] += split.self_total
+            row[0] += times * split.forward
+            row[1] += times * split.backward
+            row[2] += times * split.recompute
+            row[3] += times * split.optimizer
+            row[4] += times * split.outside
+            row[5] += times * split.self_total
         for parameter, products in flops.by_parameter.items():
             row = self._parameters.get(parameter)
             if row is None:
                 row = self._parameters[parameter] = [0] * 4
-            row[0] += products.forward
-            row[1] += products.input_grad
-            row[2] += products.weight_grad
-            row[3] += products.recompute
+            row[0] += times * products.forward
+            row[1] += times * products.input_grad
+            row[2] += times * products.weight_grad
+            row[3] += times * products.recompute
 
     def statement(self) -> FlopStatement:
         """The sum so far, which later additions leave alone."""
+        self._settle()
         fields: dict[str, Any] = {name: dict(sums) for name, sums in self._counts.items()}
         fields |= self._numbers
         fields["by_module"] = {module: FlopSplit(*row) for module, row in self._modules.items()}
@@ -92,6 +107,6 @@ def add_flops(first: FlopStatement, second: FlopStatement) -> FlopStatement:
     return totals.statement()
 
 
-def _add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
+def _add_counts(sums: dict[str, int], more: Mapping[str, int], times: int) -> None:
     for key, n in more.items():
-        sums[key] = sums.get(key, 0) + n
+        sums[key] = sums.get(key, 0) + times * n
