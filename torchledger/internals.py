@@ -48,6 +48,10 @@ top_saved_tensors_hooks: Final[Callable[[bool], Any]] = _required("_C._autograd.
 """The innermost pair of saved-tensor hooks, or None."""
 has_kernel_for_key: Final[Callable[[str, str], bool]] = _required("_C._dispatch_has_kernel_for_dispatch_key")
 """Whether an operator has a kernel of its own for a dispatch key."""
+is_functional_tensor: Final[Callable[[torch.Tensor], bool]] = _required("_is_functional_tensor")
+"""Whether a tensor is one of functionalization's wrappers, whose values are not to be read."""
+composite_explicit_key: Final[Any] = _required("_C.DispatchKey.CompositeExplicitAutograd")
+"""The dispatch key under which higher-order ops keep the kernel for all devices."""
 current_dispatch_modes: Final[Callable[[], list[Any]]] = _required(
     "utils._python_dispatch._get_current_dispatch_mode_stack"
 )

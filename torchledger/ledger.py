@@ -21,6 +21,7 @@ from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
+from torchledger.record import readings
 from torchledger.record.environment import describe_environment
 from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
@@ -128,7 +129,7 @@ class Ledger:
         self._strict, self._stacks, self._auto_step = strict, stacks, _auto_step
         self._schedule = schedule
         self._steps: deque[StepReport] = deque(maxlen=keep)
-        self._readings = Readings()
+        self._readings = Readings(readings.cuda_statistics, readings.cublas_workspace_bytes)
         self._reader = StepReader()
         self._recorder: _Recorder | None = None
         self._active = False
@@ -343,12 +344,14 @@ class _Recorder(Recorder):
                 place.log.cut()
         return journal
 
-    def out_of_memory(self, error: BaseException) -> None:
+    def out_of_memory(self, error: BaseException, op: str) -> None:
         try:
             if not getattr(error, "_torchledger_noted", False):
                 error._torchledger_noted = True  # type: ignore[attr-defined]
                 journal = self.journal(0, cut=False)
-                error.add_note(holdings_note(journal))
+                stack = self.place.stack
+                module = journal.modules[stack[-1] if stack else self.node_module if self.runs else 0]
+                error.add_note(holdings_note(journal, op, module, self.phase or "outside"))
         except Exception as fault:
             self.fault("the note about what holds the memory failed", fault)
 

@@ -93,6 +93,8 @@ def test_one_overload_alone() -> None:
     formula(torch.ops.aten.mm.out)(lambda *args, **kwargs: 7)
     assert count(lambda: torch.mm(X, W)).total == 1024
     assert count(lambda: torch.mm(X, W, out=torch.empty(8, 4))).total == 7
+    formula(torch.ops.aten.mm)(lambda *args, **kwargs: 9)
+    assert count(lambda: torch.mm(X, W, out=torch.empty(8, 4))).total == 9
 
 
 def test_aten_ops_can_be_given_other_formulas() -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch._ops import HigherOrderOperator
+
+from torchledger.internals import composite_explicit_key
 
 _Runner = Callable[[HigherOrderOperator, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def _run_kernel(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The op's kernel for all devices, which calls its bodies as they are."""
-    return op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+    return op.py_kernels[composite_explicit_key](*args, **kwargs)
 
 
 def _run_branch(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -36,7 +36,7 @@ def _clipped_below(end: int, top: int) -> int:
     """Σ min(t, top) over 0 ≤ t < end: a triangle, then a rectangle."""
     if end <= 0:
         return 0
-    ramp = min(end, top + 1)
+    ramp = min(end, top)
     return ramp * (ramp - 1) // 2 + (end - ramp) * top
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchledger.flops.costs import add_costs, scale
 from torchledger.flops.rules import Cost, UnknownCostError
+from torchledger.internals import is_functional_tensor
 
 STRIDED = torch.strided
 SPARSE: frozenset[torch.layout] = frozenset(
@@ -23,7 +24,7 @@ def read_ints(t: Tensor | None) -> list[int] | None:
 
     That is so for meta and fake tensors, and while a CUDA graph is captured. On CUDA reading waits for the device.
     """
-    if t is None or t.is_meta or type(t) not in _PLAIN or torch._is_functional_tensor(t):
+    if t is None or t.is_meta or type(t) not in _PLAIN or is_functional_tensor(t):
         return None
     if t.is_cuda and torch.cuda.is_current_stream_capturing():
         return None

@@ -170,7 +170,7 @@ class Recorder(Arrivals, TorchDispatchMode):
             else:
                 out = self.run_higher_order(entry, args, kwargs or {})
         except _OutOfMemoryError as error:
-            self.out_of_memory(error)
+            self.out_of_memory(error, entry.name)
             raise
         try:
             # Which storages came?
@@ -349,5 +349,5 @@ class Recorder(Arrivals, TorchDispatchMode):
         if self.strict:
             raise UncountedOpError(name, self.names.module_paths()[module])
 
-    def out_of_memory(self, error: BaseException) -> None:
+    def out_of_memory(self, error: BaseException, op: str) -> None:
         """Overridden by the ledger: say what holds the memory."""

@@ -35,6 +35,8 @@ class OptimizerBooks:
         self._numbers: dict[int, int] = {}  # id(parameter) -> number, while it lives
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._read_this_step: set[int] = set()
+        """Optimizers whose state was entered after their step: it is not looked through again when the step ends."""
 
     def add(self, optimizer: Optimizer) -> None:
         """Know an optimizer: given to the ledger, or found as it steps."""
@@ -70,6 +72,7 @@ class OptimizerBooks:
     def after_step(self, optimizer: Optimizer) -> None:
         """Its state may be new."""
         self.enter_state(optimizer)
+        self._read_this_step.add(id(optimizer))
 
     def enter_all(self) -> None:
         """At a step's end: parameters that were swapped, gradients set by hand, state of all optimizers."""
@@ -87,9 +90,10 @@ class OptimizerBooks:
                 books.enter_parameter(parameter, self._numbers[key], self._module_of(self._numbers[key]))
             if parameter.grad is not None:
                 self._enter_gradient(parameter.grad)
-        for optimizer_ref in list(self._optimizers.values()):
-            if (optimizer := optimizer_ref()) is not None:
+        for key, optimizer_ref in list(self._optimizers.items()):
+            if key not in self._read_this_step and (optimizer := optimizer_ref()) is not None:
                 self.enter_state(optimizer)
+        self._read_this_step.clear()
 
     def enter_parameters(self, optimizer: Optimizer) -> None:
         """Enter the parameters of an optimizer, those of no known model too, and their gradients."""

@@ -12,15 +12,23 @@ from torchledger.units import format_bytes
 ROWS = 8
 
 
-def holdings_note(journal: Journal) -> str:
-    """What is alive on the main device now, by category, module and op: the text of a note for the error."""
+def holdings_note(journal: Journal, op: str, module: str, phase: str) -> str:
+    """What asked for more, and what is alive on the main device now: the text of a note for the error.
+
+    Args:
+        journal: The step so far.
+        op: The op that found no memory.
+        module: The module in which it ran.
+        phase: The phase.
+    """
+    asked = f"torchledger: {op} asked for more in {module or 'the model'} ({phase})"
     events = repaired_events(journal)
     statements = memory_statements(journal, settle(journal, events), events)
     device = main_device({name: statement.end.total_bytes for name, statement in statements.items()})
     if device not in statements:
-        return "torchledger: no tensor that it saw is alive."
+        return f"{asked}; no tensor that the ledger saw is alive."
     held = statements[device].end
-    lines = [f"torchledger: {format_bytes(held.total_bytes)} of tensors are alive on {device}:"]
+    lines = [f"{asked}, while {format_bytes(held.total_bytes)} of tensors are alive on {device}:"]
     lines += [f"  {format_bytes(n):>12}  {name}" for name, n in _largest(held.by_category)]
     lines.append("  by module that made them:")
     lines += [f"  {format_bytes(n):>12}  {name or '(model)'}" for name, n in _largest(held.by_module)]

@@ -195,7 +195,15 @@ DENSE = [
     Row(
         "aten._scaled_dot_product_flash_attention_backward",
         393_216,
-        lambda: (None, meta(2, 4, 8, 24), meta(2, 4, 8, 16), meta(2, 4, 32, 16), meta(2, 4, 32, 24), *[None] * 7, False),
+        lambda: (
+            None,
+            meta(2, 4, 8, 24),
+            meta(2, 4, 8, 16),
+            meta(2, 4, 32, 16),
+            meta(2, 4, 32, 24),
+            *[None] * 7,
+            False,
+        ),
         rescore=65_536,
         run=False,
     ),

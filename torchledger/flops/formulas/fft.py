@@ -19,7 +19,7 @@ def transform_cost(points: Tensor, dims: Sequence[int], per_point: float) -> Cos
     return Cost(round(per_point * points.numel() * log2(n)) if n > 1 else 0, quality="approximate")
 
 
-@counts("aten._fft_c2c", quality="approximate", source=SOURCE)
+@counts("aten._fft_c2c", operands=(0,), quality="approximate", source=SOURCE)
 def fft_c2c(result: Tensor, x: Tensor, dims: Sequence[int], /, *_: Any, **__: Any) -> Cost:
     """5·S·log2 n.
 
@@ -29,7 +29,7 @@ def fft_c2c(result: Tensor, x: Tensor, dims: Sequence[int], /, *_: Any, **__: An
     return transform_cost(x, dims, 5)
 
 
-@counts("aten._fft_r2c", quality="approximate", source=SOURCE)
+@counts("aten._fft_r2c", operands=(0,), quality="approximate", source=SOURCE)
 def fft_r2c(result: Tensor, x: Tensor, dims: Sequence[int], /, *_: Any, **__: Any) -> Cost:
     """2.5·S·log2 n.
 
@@ -38,7 +38,7 @@ def fft_r2c(result: Tensor, x: Tensor, dims: Sequence[int], /, *_: Any, **__: An
     return transform_cost(x, dims, 2.5)
 
 
-@counts("aten._fft_c2r", quality="approximate", source=SOURCE)
+@counts("aten._fft_c2r", operands=(0,), quality="approximate", source=SOURCE)
 def fft_c2r(result: Tensor, x: Tensor, dims: Sequence[int], /, *_: Any, **__: Any) -> Cost:
     """2.5·S·log2 n.
 

@@ -43,7 +43,7 @@ def right_sides(b: Tensor, a: Tensor, left: bool = True) -> int:
     return b.shape[-1] if left else b.shape[-2]
 
 
-@counts("aten.linalg_cholesky_ex", "aten.cholesky", quality="approximate", source=BOOK)
+@counts("aten.linalg_cholesky_ex", "aten.cholesky", operands=(0,), quality="approximate", source=BOOK)
 def cholesky(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """n³/3.
 
@@ -52,7 +52,7 @@ def cholesky(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, Fraction(a.shape[-1] ** 3, 3))
 
 
-@counts("aten.linalg_ldl_factor_ex", quality="approximate", source=BOOK)
+@counts("aten.linalg_ldl_factor_ex", operands=(0,), quality="approximate", source=BOOK)
 def ldl_factor(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """n³/3.
 
@@ -66,6 +66,7 @@ def ldl_factor(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     "aten.linalg_lu",
     "aten._linalg_det",
     "aten._linalg_slogdet",
+    operands=(0,),
     quality="approximate",
     source=BOOK,
 )
@@ -78,7 +79,7 @@ def lu(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, lu_flops(a.shape[-2], a.shape[-1]))
 
 
-@counts("aten.linalg_lu_solve", "aten.linalg_ldl_solve", quality="approximate", source=BOOK)
+@counts("aten.linalg_lu_solve", "aten.linalg_ldl_solve", operands=(0, 2), quality="approximate", source=BOOK)
 def factored_solve(result: Any, a: Tensor, pivots: Any, b: Tensor, /, *_: Any, left: bool = True, **__: Any) -> Cost:
     """2n²·k.
 
@@ -87,7 +88,7 @@ def factored_solve(result: Any, a: Tensor, pivots: Any, b: Tensor, /, *_: Any, l
     return approximate(b, 2 * a.shape[-1] ** 2 * right_sides(b, a, left))
 
 
-@counts("aten.cholesky_solve", "aten._cholesky_solve_helper", quality="approximate", source=BOOK)
+@counts("aten.cholesky_solve", "aten._cholesky_solve_helper", operands=(0, 1), quality="approximate", source=BOOK)
 def cholesky_solve(result: Any, b: Tensor, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2n²·k.
 
@@ -96,7 +97,7 @@ def cholesky_solve(result: Any, b: Tensor, a: Tensor, /, *_: Any, **__: Any) -> 
     return approximate(b, 2 * a.shape[-1] ** 2 * b.shape[-1])
 
 
-@counts("aten.cholesky_inverse", quality="approximate", source=LAWN)
+@counts("aten.cholesky_inverse", operands=(0,), quality="approximate", source=LAWN)
 def cholesky_inverse(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2n³/3.
 
@@ -105,7 +106,7 @@ def cholesky_inverse(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, Fraction(2 * a.shape[-1] ** 3, 3))
 
 
-@counts("aten._linalg_solve_ex", quality="approximate", source=BOOK)
+@counts("aten._linalg_solve_ex", operands=(0, 1), quality="approximate", source=BOOK)
 def solve(result: Any, a: Tensor, b: Tensor, /, *_: Any, left: bool = True, **__: Any) -> Cost:
     """2n³/3 + 2n²·k.
 
@@ -115,7 +116,7 @@ def solve(result: Any, a: Tensor, b: Tensor, /, *_: Any, left: bool = True, **__
     return approximate(a, lu_flops(n, n) + 2 * n**2 * right_sides(b, a, left))
 
 
-@counts("aten.linalg_solve_triangular", quality="approximate", source=BOOK)
+@counts("aten.linalg_solve_triangular", operands=(0, 1), quality="approximate", source=BOOK)
 def solve_triangular(result: Any, a: Tensor, b: Tensor, /, *_: Any, left: bool = True, **__: Any) -> Cost:
     """n²·k.
 
@@ -124,7 +125,7 @@ def solve_triangular(result: Any, a: Tensor, b: Tensor, /, *_: Any, left: bool =
     return approximate(result, a.shape[-1] ** 2 * right_sides(b, a, left))
 
 
-@counts("aten.triangular_solve", quality="approximate", source=BOOK)
+@counts("aten.triangular_solve", operands=(0, 1), quality="approximate", source=BOOK)
 def triangular_solve(result: Any, b: Tensor, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """n²·k.
 
@@ -133,7 +134,7 @@ def triangular_solve(result: Any, b: Tensor, a: Tensor, /, *_: Any, **__: Any) -
     return approximate(result[0], a.shape[-1] ** 2 * b.shape[-1])
 
 
-@counts("aten.linalg_inv_ex", quality="approximate", source=BOOK)
+@counts("aten.linalg_inv_ex", operands=(0,), quality="approximate", source=BOOK)
 def inverse(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2n³.
 
@@ -142,7 +143,7 @@ def inverse(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, 2 * a.shape[-1] ** 3)
 
 
-@counts("aten.linalg_qr", "aten.geqrf", quality="approximate", source=BOOK)
+@counts("aten.linalg_qr", "aten.geqrf", operands=(0,), quality="approximate", source=BOOK)
 def qr(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2m·n² − 2n³/3.
 
@@ -152,7 +153,7 @@ def qr(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, qr_flops(a.shape[-2], a.shape[-1]))
 
 
-@counts("aten.linalg_householder_product", quality="approximate", source=LAWN)
+@counts("aten.linalg_householder_product", operands=(0, 1), quality="approximate", source=LAWN)
 def householder_product(result: Any, a: Tensor, tau: Tensor, /, *_: Any, **__: Any) -> Cost:
     """4m·n·k − 2(m + n)·k² + 4k³/3.
 
@@ -162,7 +163,7 @@ def householder_product(result: Any, a: Tensor, tau: Tensor, /, *_: Any, **__: A
     return approximate(a, 4 * m * n * k - 2 * (m + n) * k**2 + Fraction(4 * k**3, 3))
 
 
-@counts("aten.ormqr", quality="approximate", source=LAWN)
+@counts("aten.ormqr", operands=(0, 2), quality="approximate", source=LAWN)
 def ormqr(result: Any, a: Tensor, tau: Tensor, c: Tensor, left: bool = True, /, *_: Any, **__: Any) -> Cost:
     """4m·n·k − 2n·k².
 
@@ -172,7 +173,7 @@ def ormqr(result: Any, a: Tensor, tau: Tensor, c: Tensor, left: bool = True, /, 
     return approximate(c, 4 * m * n * k - 2 * (n if left else m) * k**2)
 
 
-@counts("aten._linalg_eigh", quality="approximate", source=BOOK)
+@counts("aten._linalg_eigh", operands=(0,), quality="approximate", source=BOOK)
 def eigh(result: Any, a: Tensor, uplo: str = "L", vectors: bool = True, /, **_: Any) -> Cost:
     """9n³.
 
@@ -182,7 +183,7 @@ def eigh(result: Any, a: Tensor, uplo: str = "L", vectors: bool = True, /, **_: 
     return approximate(a, 9 * n**3 if vectors else Fraction(4 * n**3, 3))
 
 
-@counts("aten.linalg_eig", quality="approximate", source=BOOK)
+@counts("aten.linalg_eig", operands=(0,), quality="approximate", source=BOOK)
 def eig(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """25n³.
 
@@ -191,7 +192,7 @@ def eig(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, 25 * a.shape[-1] ** 3)
 
 
-@counts("aten._linalg_eigvals", "aten.linalg_eigvals", quality="approximate", source=BOOK)
+@counts("aten._linalg_eigvals", "aten.linalg_eigvals", operands=(0,), quality="approximate", source=BOOK)
 def eigvals(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """10n³.
 
@@ -206,7 +207,7 @@ def svd_flops(m: int, n: int, vectors: bool = True) -> Fraction:
     return Fraction(6 * m * n**2 + 20 * n**3) if vectors else 4 * m * n**2 - Fraction(4 * n**3, 3)
 
 
-@counts("aten._linalg_svd", quality="approximate", source=BOOK)
+@counts("aten._linalg_svd", operands=(0,), quality="approximate", source=BOOK)
 def svd(result: Any, a: Tensor, full: bool = False, vectors: bool = True, /, **_: Any) -> Cost:
     """6m·n² + 20n³.
 
@@ -215,7 +216,7 @@ def svd(result: Any, a: Tensor, full: bool = False, vectors: bool = True, /, **_
     return approximate(a, svd_flops(a.shape[-2], a.shape[-1], vectors))
 
 
-@counts("aten.linalg_pinv", quality="approximate", source=BOOK)
+@counts("aten.linalg_pinv", operands=(0,), quality="approximate", source=BOOK)
 def pinv(result: Any, a: Tensor, /, *_: Any, hermitian: bool = False, **__: Any) -> Cost:
     """6m·n² + 20n³ + 2m·n².
 
@@ -225,7 +226,7 @@ def pinv(result: Any, a: Tensor, /, *_: Any, hermitian: bool = False, **__: Any)
     return approximate(a, (9 * n**3 if hermitian else svd_flops(m, n)) + 2 * m * n * n)
 
 
-@counts("aten.linalg_polar", "aten.linalg_matrix_sqrth", quality="approximate", source=BOOK)
+@counts("aten.linalg_polar", "aten.linalg_matrix_sqrth", operands=(0,), quality="approximate", source=BOOK)
 def through_svd(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """6m·n² + 20n³ + 2m·n².
 
@@ -235,7 +236,7 @@ def through_svd(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, svd_flops(m, n) + 2 * m * n * n)
 
 
-@counts("aten.linalg_lstsq", quality="approximate", source=BOOK)
+@counts("aten.linalg_lstsq", operands=(0, 1), quality="approximate", source=BOOK)
 def lstsq(result: Any, a: Tensor, b: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2m·n² − 2n³/3 + (4m·n − 2n²)·k + n²·k.
 
@@ -246,7 +247,7 @@ def lstsq(result: Any, a: Tensor, b: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, qr_flops(m, n) + (4 * m * n - 2 * n**2) * k + n**2 * k)
 
 
-@counts("aten.linalg_matrix_exp", quality="approximate", source="Bader, Blanes, Casas 2019")
+@counts("aten.linalg_matrix_exp", operands=(0,), quality="approximate", source="Bader, Blanes, Casas 2019")
 def matrix_exp(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """10n³.
 
