@@ -239,6 +239,7 @@ def test_residual_mlp() -> None:
         forward = ledger.report.steps[0].memory["cpu"]
         assert over_start(forward) == (361_472, 328_704)
         y.sum().backward()
+    assert over_start(memory_of(ledger))[0] == 525_576
     del y
 
 

@@ -58,9 +58,7 @@ def test_a_peak_of_an_earlier_step_is_not_taken_for_this_ones() -> None:
     reads.begin(["cuda:0"])
     allocator.hold(requested_bytes=1300, allocated_bytes=1536, reserved_bytes=16384)
     reading = reads.end({"cuda:0": (1000, 4700, 1100)})["cuda:0"]
-    assert (
-        reading.requested_peak == 4700 + 200
-    )  # what it holds beyond the dispatched bytes at the end
+    assert reading.requested_peak == 4700 + 200  # what it holds beyond the dispatched bytes at the end
     assert reading.allocated_peak == 1536
     assert reading.reserved_peak == 16384
 

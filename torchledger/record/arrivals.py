@@ -68,6 +68,7 @@ class Arrivals(Watching):
     def enter_results(self, out: Any, phase: str, module: int, op: str) -> None:
         """Open blocks for the new storages of results of all kinds."""
         books = self.books
+        live, unread = books.live, books.unread
         for tensor in out if isinstance(out, list | tuple) else (out,):
             if isinstance(tensor, list | tuple):
                 self.enter_results(tensor, phase, module, op)
@@ -75,7 +76,7 @@ class Arrivals(Watching):
             for part in plain_parts(tensor):
                 storage = _storage_of(part)
                 key = id(storage)
-                if key not in books.live and key not in books.unread:
+                if key not in live and key not in unread:
                     books.add(part, storage, books.row(part, storage, phase, module, op), came=True)
 
     def describe_new(self, first_new: int, phase: str, node: Any, graph: bool, entry: Entry, args: Any) -> None:

@@ -59,7 +59,7 @@ def _kind(op: Any, counted: bool) -> int:
         return Kind.ADDING
     if op in (aten.clone.default, aten._to_copy.default):
         return Kind.COPYING
-    if is_true_composite(op) and not counted:
+    if is_true_composite(op) and (not counted or op.overloadpacket in (aten.linear, aten.matmul)):
         return Kind.COMPOSITE
     schema = op._schema
     if op.namespace == "aten" and (

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
+from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.journal.entries import (
     GRADIENT,
 )
@@ -163,8 +164,10 @@ class Recorder(Arrivals, TorchDispatchMode):
             if kind == _GENERAL or (_COPYING <= kind < _COMPOSITE):
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _COMPOSITE:
-                with self:
-                    return func.decompose(*args, **(kwargs or {}))
+                if entry.formula is None or not any(isinstance(arg, _Tensor) and arg.is_nested for arg in args):
+                    with self:
+                        return func.decompose(*args, **(kwargs or {}))
+                out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _RESIZING:
                 out = self.run_resizing(entry, args, kwargs or {}, phase, module)
             else:
@@ -201,7 +204,9 @@ class Recorder(Arrivals, TorchDispatchMode):
                         self.describe_new(first_new, phase, node, graph, entry, args)
             elif out is not None:
                 self.enter_results(out, phase, module, entry.name)
-                if len(books.blocks) > first_new:
+                if len(books.blocks) > first_new and (
+                    not graph or node is not None or phase is OUTSIDE_PHASE or self.stacks
+                ):
                     self.describe_new(first_new, phase, node, graph, entry, args)
             # What did it cost, and what is special about it?
             if entry.formula is not None:
@@ -335,11 +340,10 @@ class Recorder(Arrivals, TorchDispatchMode):
         return out
 
     def run_higher_order(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Higher-order ops: of `cond` the branch that is taken runs here, under the mode; others run as they are."""
-        if entry.op is torch.ops.higher_order.cond:
-            predicate, true_branch, false_branch, operands = args
+        """Higher-order ops: what they hold runs here, under the mode (of `cond` the branch that is taken)."""
+        if entry.name in CONTAINERS:
             with self:
-                return (true_branch if predicate else false_branch)(*operands)
+                return run_container(entry.op, args, kwargs)
         return entry.op(*args, **kwargs)
 
     def uncounted(self, name: str, module: int) -> None:

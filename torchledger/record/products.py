@@ -11,8 +11,9 @@ from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
 from torchledger.record.entries import Entry
 from torchledger.record.places import BACKWARD, FORWARD, RECOMPUTE, Place, Run, compiled_region, in_function_forward
-from torchledger.record.storages import Books
+from torchledger.record.storages import NO_PARAMETER, Books
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_sequence_nr = internals.get_sequence_nr
 _is_grad_enabled = torch.is_grad_enabled
@@ -39,9 +40,11 @@ def post_product(
     """Write the row of an op that has a formula; one whose formula fails is listed as uncounted."""
     books = recorder.books
     try:
-        cost = entry.formula(out, *args, **kwargs) if kwargs else entry.formula(out, *args)  # type: ignore[misc]
+        cost: Any = entry.formula(out, *args, **kwargs) if kwargs else entry.formula(out, *args)  # type: ignore[misc]
+        if type(cost) is not int and not isinstance(cost, Cost):
+            cost = int(cost)  # a symbolic size
     except UnknownCostError as unknown:
-        recorder.uncounted(unknown.name, module)
+        recorder.uncounted(unknown.name or entry.name, module)
         return
     except Exception as error:
         recorder.fault(f"the formula of {entry.name} failed", error)
@@ -51,83 +54,87 @@ def post_product(
         region = compiled_region(sys._getframe(2))
         if region:
             recorder.compiled_regions.add(region)
-    try:
-        parts, dtype = _split(recorder, entry, args, cost, phase, place, node)
-    except Exception as error:
-        recorder.fault(f"the parameters of {entry.name} were not found", error)
-        parts, dtype = (), "unknown"
-    if type(cost) is int:
-        books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact"))
-    else:
-        assert isinstance(cost, Cost)
-        books.products.append(
-            (
-                cost.name or entry.name,
-                dtype,
-                phase,
-                module,
-                cost.flops,
-                cost.rescore,
-                cost.causal_excess,
-                parts,
-                cost.quality,
-            )
-        )
-
-
-def _split(
-    recorder: Poster, entry: Entry, args: Any, cost: int | Cost, phase: str, place: Place, node: Any
-) -> tuple[tuple[tuple[int, str, int], ...], str]:
-    """((parameter, kind, FLOPs), ...) and the dtype of the operands.
-
-    In a forward an operand that holds a parameter's values is a forward product of the parameter. In a backward it is
-    an input gradient, and a product without one is a weight gradient of the parameter that the node's forward used.
-    """
-    books = recorder.books
-    live = books.live
     dtype = ""
     found: tuple[int, ...] = ()
     tracked = False
+    live = books.live
     for position in entry.operands:
         operand = args[position] if position < len(args) else None
-        if isinstance(operand, torch.Tensor):
-            dtype = dtype or books.dtype_names.get(operand.dtype) or books.dtype_name(operand.dtype)
-            tracked = tracked or operand.requires_grad
-            ref = live.get(id(_storage_of(operand))) if operand.layout is torch.strided else None
-            if ref is not None and ref.parameter != -1:
-                number = ref.parameter if ref.parameter >= 0 else books.parameter_of(operand)
-                if number >= 0:
-                    found = (*found, number)
-    flops, given = (cost.flops, cost.parts) if isinstance(cost, Cost) else (cost, ())
-    if phase is not BACKWARD:
-        if given:
-            parts = tuple((books.parameter_of(p.operand), "forward", p.flops) for p in given)
-            found = tuple(n for n, _, _ in parts if n >= 0)
-            parts = tuple(p for p in parts if p[0] >= 0)
+        if type(operand) is not _Tensor and type(operand) is not _Parameter:
+            continue
+        if not dtype:
+            dtype = books.dtype_name(operand.dtype)
+        if operand.requires_grad:
             tracked = True
-        else:
-            parts = tuple((n, "forward", flops) for n in found[:1])
+        try:
+            ref = live.get(id(_storage_of(operand)))
+        except (RuntimeError, NotImplementedError):  # sparse
+            continue
+        if ref is not None and ref.parameter != NO_PARAMETER:
+            number = ref.parameter if ref.parameter >= 0 else books.parameter_of(operand)
+            if number >= 0:
+                found = (*found, number)
+    dtype = dtype or _first_dtype(books, args)
+    if phase is not BACKWARD:
+        parts, found = _forward_parts(books, cost, found)
         # An op that makes no node must not write: the last number would be another node's.
-        makes_node = (tracked and _is_grad_enabled()) or in_function_forward()
-        if found and makes_node and (phase is FORWARD or phase is RECOMPUTE):
-            _remember(place, found)
-        return parts, dtype
-    if node is None:
-        return (), dtype
-    known = recorder.runs[-1].log.parameters_of(node._sequence_nr())
+        if found and (phase is FORWARD or phase is RECOMPUTE):
+            makes_node = tracked or type(cost) is not int
+            if (makes_node and _is_grad_enabled()) or in_function_forward():
+                _remember(place, found)
+    elif node is None:
+        parts = ()
+    else:
+        parts = _backward_parts(recorder, cost, found, place, node)
+    if type(cost) is int:
+        books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact"))
+    else:
+        name, flops, rescore, excess = cost.name or entry.name, cost.flops, cost.rescore, cost.causal_excess
+        books.products.append((name, dtype, phase, module, flops, rescore, excess, parts, cost.quality))
+
+
+_Parts = tuple[tuple[int, str, int], ...]
+"""(parameter, kind, FLOPs)."""
+
+
+def _forward_parts(books: Books, cost: int | Cost, found: tuple[int, ...]) -> tuple[_Parts, tuple[int, ...]]:
+    """In a forward, an operand that holds a parameter's values is a product of the parameter; also the parameters."""
+    if isinstance(cost, Cost):
+        if cost.parts:
+            numbers = [books.parameter_of(part.operand) for part in cost.parts]
+            parts = tuple((n, p.kind, p.flops) for n, p in zip(numbers, cost.parts, strict=True) if n >= 0)
+            return parts, tuple(dict.fromkeys(n for n in numbers if n >= 0))
+        return tuple((n, "forward", cost.flops) for n in found[:1]), found
+    return ((found[0], "forward", cost),) if found else (), found
+
+
+def _backward_parts(recorder: Poster, cost: int | Cost, found: tuple[int, ...], place: Place, node: Any) -> _Parts:
+    """In a backward, a product with the parameter is an input gradient.
+
+    One without it is the weight gradient of the parameter that the node's forward used.
+    """
+    run = recorder.runs[-1]
+    known = run.log.parameters_of(node._sequence_nr())
+    if run.create_graph and (found or known):
+        _remember(place, found or known)  # a second backward walks through this product
+    flops, given = (cost.flops, cost.parts) if isinstance(cost, Cost) else (cost, ())
     if given:
-        numbers = [books.parameter_of(p.operand) for p in given]
-        fallback = known[0] if len(known) == 1 else -1
+        numbers = [recorder.books.parameter_of(part.operand) for part in given]
+        fallback = known[0] if len(known) == 1 else NO_PARAMETER
         pairs = ((n if n >= 0 else fallback, p.kind, p.flops) for n, p in zip(numbers, given, strict=True))
-        return tuple(pair for pair in pairs if pair[0] >= 0), dtype
+        return tuple(pair for pair in pairs if pair[0] >= 0)
     if found:
-        # Under create_graph the product is itself part of a graph that a second backward walks.
-        if recorder.runs[-1].create_graph:
-            _remember(place, found)
-        return ((found[0], "input_grad", flops),), dtype
-    if recorder.runs[-1].create_graph and known:
-        _remember(place, known)
-    return tuple((n, "weight_grad", flops) for n in known[:1]), dtype
+        return ((found[0], "input_grad", flops),)
+    return ((known[0], "weight_grad", flops),) if known else ()
+
+
+def _first_dtype(books: Books, args: Any) -> str:
+    """The element type of the first tensor among the arguments."""
+    for arg in args:
+        for item in arg if isinstance(arg, list | tuple) else (arg,):
+            if isinstance(item, torch.Tensor):
+                return books.dtype_name(item.dtype)
+    return "unknown"
 
 
 def _remember(place: Place, parameters: tuple[int, ...]) -> None:

@@ -321,6 +321,8 @@ def plain_parts(tensor: Any) -> Iterable[torch.Tensor]:
     """The tensors whose storages hold a tensor's values: itself, the parts of a sparse one, or of a wrapper."""
     if not isinstance(tensor, torch.Tensor):
         return ()
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        return (tensor,)
     if tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__"):
         return (tensor,)
     return tuple(_inner_parts(tensor))
