@@ -43,12 +43,15 @@ class Arrivals(Watching):
         self.books.meet(tensor, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
 
     def meet_all(self, args: Any, phase: str) -> None:
-        """The same for arguments of all kinds (sparse, wrapped)."""
-        for arg in args:
-            for tensor in arg if isinstance(arg, list | tuple) else (arg,):
-                for part in plain_parts(tensor):
-                    if id(_storage_of(part)) not in self.books.live:
-                        self.meet(part, phase)
+        """The same for arguments of all kinds (sparse, nested, wrapped)."""
+        try:
+            for arg in args:
+                for tensor in arg if isinstance(arg, list | tuple) else (arg,):
+                    for part in plain_parts(tensor):
+                        if id(_storage_of(part)) not in self.books.live:
+                            self.meet(part, phase)
+        except Exception as error:
+            self.fault("an argument could not be entered", error)
 
     def meet_written(self, args: Any) -> None:
         """What an op is about to write into."""
@@ -78,6 +81,16 @@ class Arrivals(Watching):
                 key = id(storage)
                 if key not in live and key not in unread:
                     books.add(part, storage, books.row(part, storage, phase, module, op), came=True)
+
+    def enter_odd_results(self, out: Any, phase: str, module: int, op: str, error: Exception) -> None:
+        """Enter results that have no plain storage or shape; anything else that went wrong is a fault."""
+        try:
+            odd = [t for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, _Tensor)]
+            if not any(t.layout is not torch.strided or t.is_nested for t in odd):
+                raise error
+            self.enter_results(out, phase, module, op)
+        except Exception as fault:
+            self.fault(f"{op} could not be posted", fault)
 
     def describe_new(self, first_new: int, phase: str, node: Any, graph: bool, entry: Entry, args: Any) -> None:
         """Note what sets new blocks apart: a gradient, made without a graph, made outside, at which line."""

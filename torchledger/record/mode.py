@@ -31,6 +31,7 @@ from torchledger.record.places import (
     OUTSIDE_PHASE,
     RECOMPUTE,
     Place,
+    SubclassOp,
     compiled_region,
     in_checkpoint_hook,
     in_function_forward,
@@ -72,6 +73,7 @@ class Recorder(Arrivals, TorchDispatchMode):
         self.node_module = OUTSIDE
         self.node_first_block = 0
         self.checkpoints_seen = False
+        self.subclass_op: SubclassOp | None = None
         self.compiled_regions: set[str] = set()
 
     @classmethod
@@ -117,7 +119,10 @@ class Recorder(Arrivals, TorchDispatchMode):
         if entry is None:
             entry = self.learn(func)
         if types and (foreign := self.foreign(types)) is not None:
-            return NotImplemented if foreign else func(*args, **(kwargs or {}))
+            if foreign:
+                self.note_subclass_op(args)
+                return NotImplemented
+            return func(*args, **(kwargs or {}))
         kind = entry.kind
         if not kind or (kind == _INPLACE and self.in_optimizer):
             return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
@@ -126,6 +131,7 @@ class Recorder(Arrivals, TorchDispatchMode):
                 return self.quick(entry, args, kwargs)
             node: Any = None
             graph = True
+            phase, module = OUTSIDE_PHASE, OUTSIDE
             books = self.books
             live = books.live
             place = self.place
@@ -157,7 +163,7 @@ class Recorder(Arrivals, TorchDispatchMode):
                             for item in arg:
                                 if isinstance(item, _Tensor) and id(_storage_of(item)) not in live:
                                     self.meet(item, phase)
-            except (RuntimeError, NotImplementedError):  # tensors without a storage: sparse, wrapped
+            except Exception:  # tensors without a storage or a shape: sparse, wrapped, nested
                 self.meet_all(args, phase)
             if entry.uncounted:
                 self.uncounted(entry.name, module)
@@ -176,6 +182,9 @@ class Recorder(Arrivals, TorchDispatchMode):
             self.out_of_memory(error, entry.name)
             raise
         try:
+            # What did it cost?
+            if entry.formula is not None:
+                post_product(self, entry, args, kwargs, out, phase, module, place, node)
             # Which storages came?
             first_new = len(books.blocks)
             if type(out) is _Tensor:
@@ -208,19 +217,15 @@ class Recorder(Arrivals, TorchDispatchMode):
                     not graph or node is not None or phase is OUTSIDE_PHASE or self.stacks
                 ):
                     self.describe_new(first_new, phase, node, graph, entry, args)
-            # What did it cost, and what is special about it?
-            if entry.formula is not None:
-                post_product(self, entry, args, kwargs, out, phase, module, place, node)
+            # What is special about them?
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
             elif kind == _ADDING and len(books.blocks) > first_new:
                 self.sums.note(args, out, node, self.node_first_block, sys._getframe(1))
         except UncountedOpError:
             raise
-        except NotImplementedError:  # a result without a storage
-            self.enter_results(out, phase, module, entry.name)
         except Exception as error:
-            self.fault(f"{entry.name} could not be posted", error)
+            self.enter_odd_results(out, phase, module, entry.name, error)
         return out
 
     def quick(self, entry: Entry, args: Any, kwargs: Any) -> Any:
@@ -293,8 +298,9 @@ class Recorder(Arrivals, TorchDispatchMode):
         if sys._getframe(2).f_code is _make_grads_code:
             return BACKWARD, OUTSIDE, True
         if not _is_grad_enabled():
-            inside = in_function_forward()
-            return (FORWARD, OUTSIDE, True) if inside else (OUTSIDE_PHASE, OUTSIDE, False)
+            return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)
+        around = self.subclass_op
+        grew = grew or (around is not None and around.number == number and around.phase is FORWARD)
         if grew and self.after_optimizer:
             self.forward_after_optimizer()
         return (FORWARD if grew else OUTSIDE_PHASE), OUTSIDE, True
@@ -324,6 +330,18 @@ class Recorder(Arrivals, TorchDispatchMode):
         """The module of the parameter whose gradient is being stored."""
         number = self.books.parameter_of(node.variable)
         return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
+
+    def note_subclass_op(self, args: Any) -> None:
+        """An op on a subclass, which runs ops of its own inside: those are what is posted, but they make no nodes."""
+        if self.runs:
+            return
+        place = self.place
+        number = internals.get_sequence_nr()
+        grew, place.seen_number = number != place.seen_number, number
+        tracked = _is_grad_enabled() and any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
+        before = self.subclass_op
+        if before is None or before.number != number or not before.tracked:
+            self.subclass_op = SubclassOp(number, tracked, FORWARD if grew and tracked else OUTSIDE_PHASE)
 
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -58,6 +58,17 @@ class NodeLog:
         del self.numbers[1 : self.previous], self.modules[1 : self.previous]
         self.previous = len(self.numbers) - 1
         self.products_before, self.products = self.products, {}
+
+
+class SubclassOp(NamedTuple):
+    """The last op on a tensor subclass, which runs ops of its own inside while the next node's ``number`` stays.
+
+    ``tracked`` says whether a graph is recorded around it, ``phase`` is its phase where no module runs.
+    """
+
+    number: int
+    tracked: bool
+    phase: str
 
 
 class Run:

@@ -10,7 +10,16 @@ import torch
 from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
 from torchledger.record.entries import Entry
-from torchledger.record.places import BACKWARD, FORWARD, RECOMPUTE, Place, Run, compiled_region, in_function_forward
+from torchledger.record.places import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTE,
+    Place,
+    Run,
+    SubclassOp,
+    compiled_region,
+    in_function_forward,
+)
 from torchledger.record.storages import NO_PARAMETER, Books
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -26,6 +35,7 @@ class Poster(Protocol):
     runs: list[Run]
     dynamo_is_about: bool
     compiled_regions: set[str]
+    subclass_op: SubclassOp | None
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""
@@ -80,7 +90,12 @@ def post_product(
         # An op that makes no node must not write: the last number would be another node's.
         if found and (phase is FORWARD or phase is RECOMPUTE):
             makes_node = tracked or type(cost) is not int
-            if (makes_node and _is_grad_enabled()) or in_function_forward():
+            around = recorder.subclass_op
+            if (
+                (makes_node and _is_grad_enabled())
+                or in_function_forward()
+                or (around is not None and around.tracked and around.number == _get_sequence_nr())
+            ):
                 _remember(place, found)
     elif node is None:
         parts = ()

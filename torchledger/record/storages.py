@@ -122,7 +122,7 @@ class Books:
             phase,
             module,
             op,
-            tuple(tensor.shape),
+            _shape(tensor),
             self.dtype_name(tensor.dtype),
             site,
         )
@@ -315,6 +315,13 @@ class Books:
         if name is None:
             name = self.dtype_names[dtype] = str(dtype).removeprefix("torch.")
         return name
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:  # a nested tensor has none
+        return (tensor.numel(),)
 
 
 def plain_parts(tensor: Any) -> Iterable[torch.Tensor]:
