@@ -159,5 +159,6 @@ def make_journal(index: int = 1) -> Journal:
         sites=["train.py:3"],
         inplace_adds=[(1, 11)],
         readings={"cuda:0": DeviceReading(1, 2, 1, 3, 4, 0)},
-        compiled_regions=1,
+        compiled=[1],
+        global_excess=3,
     )

@@ -336,7 +336,7 @@ class _Recorder(Recorder):
         journal = self.books.cut(index, at) if cut else self.books.peek(index)
         journal.modules = self.names.module_paths()
         journal.parameters = self.names.parameter_paths()
-        journal.compiled_regions = len(self.compiled_regions)
+        journal.compiled = [module for _, module in sorted(self.compiled_regions)]
         if cut:
             self.compiled_regions = set()
             self.forget_phase()

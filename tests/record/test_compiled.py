@@ -35,6 +35,7 @@ def test_same_flops_and_still_compiled(backend: str, whole: bool) -> None:  # py
         assert (step.flops.forward, step.flops.backward, step.flops.total) == (FORWARD, 2 * FORWARD, 30_720)
         assert step.flops.uncounted == {}
         assert step.flops.compiled_regions >= 1
+        assert step.flops.compiled_in == {"" if whole else "(outside)": step.flops.compiled_regions}
         assert step.memory["cpu"].notes
         assert set(step.flops.by_parameter) == {"0.weight", "2.weight"}
         assert set(step.flops.by_module) <= {"", "(outside)"}

@@ -111,6 +111,7 @@ def test_distributed_tensors_count_this_ranks_part_once(mesh: object) -> None:  
     local = 2 * 8 * 16 * 8
     step = ledger.report.steps[1]
     assert (step.flops.forward, step.flops.backward) == (2 * local, 3 * local)
+    assert step.flops.global_total == 4 * step.flops.total
     assert step.flops.by_parameter == {
         "0.weight": tl.ParameterFlops(local, 0, local, 0),
         "2.weight": tl.ParameterFlops(local, local, local, 0),

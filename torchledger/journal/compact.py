@@ -62,7 +62,8 @@ def encode_journal(journal: Journal) -> dict[str, Any]:
         "sites": list(journal.sites),
         "inplace_adds": [list(pair) for pair in journal.inplace_adds],
         "readings": {device: list(astuple(reading)) for device, reading in sorted(journal.readings.items())},
-        "compiled_regions": journal.compiled_regions,
+        "compiled": list(journal.compiled),
+        "global_excess": journal.global_excess,
         "strings": list(strings),
     }
 
@@ -128,7 +129,8 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
             "sites": names,
             "inplace_adds": array(_row(_tuple, _COUNT, _ANY)),
             "readings": mapping(_row(DeviceReading, *[_COUNT] * 6)),
-            "compiled_regions": _COUNT,
+            "compiled": array(module),
+            "global_excess": _COUNT,
             "strings": names,
         },
     )

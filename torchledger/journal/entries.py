@@ -127,7 +127,10 @@ class Journal:
     inplace_adds: list[tuple[int, int]] = field(default_factory=list)
     """(position of the sum's coming, the block that autograd would have added into): see `read.timeline`."""
     readings: dict[str, DeviceReading] = field(default_factory=dict)
-    compiled_regions: int = 0
+    compiled: list[int] = field(default_factory=list)
+    """The module of each compiled region that ran."""
+    global_excess: int = 0
+    """FLOPs that the products of distributed tensors cost on all ranks together, beyond this rank's part."""
 
     def block(self, number: int) -> Block:
         """The block of that number."""

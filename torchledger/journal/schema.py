@@ -199,8 +199,8 @@ _FLOPS: Reader[FlopStatement] = checked(
         FlopStatement,
         {
             **dict.fromkeys(("total", "model", *PHASES, "attention_rescore", "causal_model"), _COUNT),
-            **dict.fromkeys(("int_ops", "approximate", "upper_bound", "compiled_regions"), _COUNT),
-            **dict.fromkeys(("by_op", "by_dtype", "uncounted"), _COUNTS),
+            **dict.fromkeys(("int_ops", "approximate", "upper_bound", "compiled_regions", "global_excess"), _COUNT),
+            **dict.fromkeys(("by_op", "by_dtype", "uncounted", "compiled_in"), _COUNTS),
             "by_module": mapping(_SPLIT),
             "by_parameter": mapping(_PRODUCTS),
         },

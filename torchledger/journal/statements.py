@@ -77,6 +77,8 @@ class FlopStatement:
     that fused attention backward runs again). ``causal_model`` is ``model`` with causal fused attention counted over
     its real pairs. ``int_ops`` are integer products and in no total. ``approximate`` and ``upper_bound`` are the parts
     of ``total`` that come from such formulas. ``by_module`` is inclusive: children are in their parents.
+    ``total`` is this rank's; ``global_excess`` is what products of distributed tensors cost on all ranks beyond it.
+    ``compiled_regions`` that ran are, by module, in ``compiled_in``.
     """
 
     total: int = 0
@@ -92,11 +94,18 @@ class FlopStatement:
     approximate: int = 0
     upper_bound: int = 0
     compiled_regions: int = 0
+    global_excess: int = 0
     by_op: dict[str, int] = field(default_factory=dict)
     by_dtype: dict[str, int] = field(default_factory=dict)
     by_module: dict[str, FlopSplit] = field(default_factory=dict)
     by_parameter: dict[str, ParameterFlops] = field(default_factory=dict)
     uncounted: dict[str, int] = field(default_factory=dict)
+    compiled_in: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def global_total(self) -> int:
+        """``total``, with products of distributed tensors counted over the whole tensors, all ranks together."""
+        return self.total + self.global_excess
 
 
 @dataclass(frozen=True, slots=True)

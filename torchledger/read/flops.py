@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import OUTSIDE_MODULE, PHASES, FlopSplit, FlopStatement, ParameterFlops
@@ -58,12 +58,14 @@ def flop_statement(journal: Journal) -> FlopStatement:
         int_ops=quality["integer"],
         approximate=quality["approximate"],
         upper_bound=quality["upper_bound"],
-        compiled_regions=journal.compiled_regions,
+        compiled_regions=len(journal.compiled),
+        global_excess=journal.global_excess,
         by_op=dict(sorted(by_op.items())),
         by_dtype=dict(sorted(by_dtype.items())),
         by_module=module_tree(modules, journal.modules),
         by_parameter={journal.parameters[n]: ParameterFlops(*parameters[n]) for n in sorted(parameters)},
         uncounted=dict(sorted(journal.uncounted.items())),
+        compiled_in=dict(sorted(Counter(journal.modules[module] for module in journal.compiled).items())),
     )
 
 

@@ -190,8 +190,8 @@ def _copies(journal: Journal) -> dict[str, tuple[Copies, ...]]:
 
 
 def _notes(journal: Journal) -> tuple[str, ...]:
-    if journal.compiled_regions:
+    if journal.compiled:
         return (
-            f"{journal.compiled_regions} compiled regions ran: what they allocate inside themselves is not known here.",
+            f"{len(journal.compiled)} compiled regions ran: what they allocate inside themselves is not known here.",
         )
     return ()

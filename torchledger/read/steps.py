@@ -67,7 +67,7 @@ class StepReader:
             and journal.copies == last.copies
             and _relative_adds(journal) == _relative_adds(last)
             and journal.modules == last.modules
-            and journal.compiled_regions == last.compiled_regions
+            and journal.compiled == last.compiled
             and not last.readings
         )
 
@@ -76,6 +76,7 @@ class StepReader:
         before = self._reading
         same = (
             journal.products == self._last.products
+            and journal.global_excess == self._last.global_excess
             and journal.uncounted == self._last.uncounted
             and journal.parameters == self._last.parameters
         )

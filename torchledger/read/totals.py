@@ -20,7 +20,7 @@ _NUMBERS = (
     "int_ops",
     "approximate",
     "upper_bound",
-    "compiled_regions",
+    "global_excess",
 )
 _COUNTS = ("by_op", "by_dtype", "uncounted")
 
@@ -37,13 +37,15 @@ class FlopTotals:
     {'aten.mm': 7, 'aten.bmm': 2}
     """
 
-    __slots__ = ("_counts", "_last", "_modules", "_numbers", "_parameters", "_times")
+    __slots__ = ("_compiled", "_counts", "_last", "_modules", "_numbers", "_parameters", "_times")
 
     def __init__(self) -> None:
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._counts: dict[str, dict[str, int]] = {name: {} for name in _COUNTS}
         self._modules: dict[str, list[int]] = {}
         self._parameters: dict[str, list[int]] = {}
+        self._compiled: dict[str, int] = {}
+        """Regions are the same ones in each step: those of the last step that ran any in a module."""
         self._last: FlopStatement | None = None
         self._times = 0
 
@@ -64,6 +66,7 @@ class FlopTotals:
         numbers = self._numbers
         for name in _NUMBERS:
             numbers[name] += times * getattr(flops, name)
+        self._compiled |= flops.compiled_in
         for name, sums in self._counts.items():
             _add_counts(sums, getattr(flops, name), times)
         for module, split in flops.by_module.items():
@@ -90,6 +93,8 @@ class FlopTotals:
         self._settle()
         fields: dict[str, Any] = {name: dict(sums) for name, sums in self._counts.items()}
         fields |= self._numbers
+        fields["compiled_in"] = dict(self._compiled)
+        fields["compiled_regions"] = sum(self._compiled.values())
         fields["by_module"] = {module: FlopSplit(*row) for module, row in self._modules.items()}
         fields["by_parameter"] = {parameter: ParameterFlops(*row) for parameter, row in self._parameters.items()}
         return FlopStatement(**fields)

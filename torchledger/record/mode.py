@@ -36,7 +36,7 @@ from torchledger.record.places import (
     in_checkpoint_hook,
     in_function_forward,
 )
-from torchledger.record.products import post_product
+from torchledger.record.products import post_product, whole_product
 from torchledger.record.storages import Ref, plain_parts
 from torchledger.record.sums import Sums
 
@@ -74,7 +74,8 @@ class Recorder(Arrivals, TorchDispatchMode):
         self.node_first_block = 0
         self.checkpoints_seen = False
         self.subclass_op: SubclassOp | None = None
-        self.compiled_regions: set[str] = set()
+        self.compiled_regions: set[tuple[str, int]] = set()
+        self.distributed_product: tuple[str, int] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,7 +121,7 @@ class Recorder(Arrivals, TorchDispatchMode):
             entry = self.learn(func)
         if types and (foreign := self.foreign(types)) is not None:
             if foreign:
-                self.note_subclass_op(args)
+                self.note_subclass_op(entry, args, kwargs or {})
                 return NotImplemented
             return func(*args, **(kwargs or {}))
         kind = entry.kind
@@ -331,8 +332,10 @@ class Recorder(Arrivals, TorchDispatchMode):
         number = self.books.parameter_of(node.variable)
         return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
 
-    def note_subclass_op(self, args: Any) -> None:
+    def note_subclass_op(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> None:
         """An op on a subclass, which runs ops of its own inside: those are what is posted, but they make no nodes."""
+        if entry.formula is not None and any(type(arg).__name__ == "DTensor" for arg in args):
+            self.distributed_product = whole_product(entry, args, kwargs)
         if self.runs:
             return
         place = self.place

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map
 
 from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
@@ -34,14 +35,32 @@ class Poster(Protocol):
     books: Books
     runs: list[Run]
     dynamo_is_about: bool
-    compiled_regions: set[str]
+    compiled_regions: set[tuple[str, int]]
     subclass_op: SubclassOp | None
+    distributed_product: tuple[str, int] | None
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed."""
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def whole_product(entry: Entry, args: Any, kwargs: Any) -> tuple[str, int] | None:
+    """(op, FLOPs) of a product over whole distributed tensors, by way of tensors of their sizes without data."""
+    assert entry.formula is not None
+    try:
+        args, kwargs = tree_map(_without_data, (args, kwargs))
+        cost = entry.formula(entry.op(*args, **kwargs), *args, **kwargs)
+    except Exception:  # an op that does not run without data has no whole number: this rank's stands for it
+        return None
+    return entry.name, cost.flops if isinstance(cost, Cost) else int(cost)
 
 
 def post_product(
@@ -63,7 +82,7 @@ def post_product(
     if recorder.dynamo_is_about:
         region = compiled_region(sys._getframe(2))
         if region:
-            recorder.compiled_regions.add(region)
+            recorder.compiled_regions.add((region, module))
     dtype = ""
     found: tuple[int, ...] = ()
     tracked = False
@@ -101,6 +120,11 @@ def post_product(
         parts = ()
     else:
         parts = _backward_parts(recorder, cost, found, place, node)
+    if recorder.distributed_product is not None:
+        name, whole = recorder.distributed_product
+        if name == entry.name:
+            books.global_excess += max(whole - (cost if type(cost) is int else cost.flops), 0)
+        recorder.distributed_product = None
     if type(cost) is int:
         books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact"))
     else:

@@ -75,6 +75,7 @@ class Books:
         self.copies: list[tuple[str, str, int, int]] = []
         self.uncounted: dict[str, int] = {}
         self.inplace_adds: list[tuple[int, int]] = []
+        self.global_excess = 0
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
@@ -242,6 +243,7 @@ class Books:
             uncounted=dict(self.uncounted),
             inplace_adds=list(self.inplace_adds),
             sites=self.sites,
+            global_excess=self.global_excess,
         )
 
     def cut(self, index: int, at: Cut | None = None) -> Journal:
@@ -267,6 +269,7 @@ class Books:
             uncounted=self.uncounted,
             inplace_adds=self.inplace_adds,
             sites=self.sites,
+            global_excess=self.global_excess,
         )
         alive = {ref.number for ref in (*self.live.values(), *self.unread.values()) if ref.number < boundary}
         alive.update(~event for event in later if event < 0 and ~event < boundary)
@@ -278,6 +281,7 @@ class Books:
         ]
         self.products, self.copies = [], []
         self.uncounted, self.inplace_adds = {}, []
+        self.global_excess = 0
         return journal
 
     def forget(self) -> None:

@@ -83,7 +83,10 @@ def _flop_notes(flops: FlopStatement) -> Iterable[str]:
     if flops.int_ops:
         yield f"integer products: {format_count(flops.int_ops)} int-ops, in no total above"
     if flops.compiled_regions:
-        yield f"compiled regions that ran: {format_count(flops.compiled_regions)}"
+        where = ", ".join(f"{count} in {module or '(model)'}" for module, count in flops.compiled_in.items())
+        yield f"compiled regions that ran: {format_count(flops.compiled_regions)}" + (f" ({where})" if where else "")
+    if flops.global_excess:
+        yield f"all ranks together, distributed tensors counted whole: {format_count(flops.global_total)} FLOP"
 
 
 def flop_module_table(flops: FlopStatement, title: str) -> Table | None:
