@@ -156,6 +156,7 @@ def test_no_public_name_is_a_module_beside_it() -> None:
 # One harmless call for each public function; classes and values are only looked up.
 CALLS: dict[str, Callable[[], object]] = {
     "Ledger": lambda: torchledger.Ledger(keep=1),
+    "crosscheck": lambda: torchledger.crosscheck(len, ()),
     "find_accelerator": lambda: torchledger.find_accelerator("h100-sxm"),
     "formula": lambda: torchledger.formula("floors_test::op"),
     "hfu": lambda: torchledger.hfu(1e12, 1.0, accelerator="l4", dtype="bf16"),

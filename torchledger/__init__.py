@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchledger.analytic.utilization import mfu as mfu
     from torchledger.errors import TorchledgerError as TorchledgerError
     from torchledger.errors import UncountedOpError as UncountedOpError
+    from torchledger.flops.crosscheck import crosscheck as crosscheck
     from torchledger.flops.registry import formula as formula
     from torchledger.journal.statements import Allocation as Allocation
     from torchledger.journal.statements import Copies as Copies
@@ -39,6 +40,7 @@ _HOMES = {
     "StepReport": "journal.statements",
     "TorchledgerError": "errors",
     "UncountedOpError": "errors",
+    "crosscheck": "flops.crosscheck",
     "find_accelerator": "accelerators",
     "formula": "flops.registry",
     "hfu": "analytic.utilization",

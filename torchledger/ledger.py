@@ -255,7 +255,7 @@ class Ledger:
         for model in _alive(self._models):
             recorder.add_model(model, given=True)
         for optimizer in _alive(self._optimizers):
-            recorder.optimizers.add(optimizer)
+            recorder.parameters.add_optimizer(optimizer)
         self._readings.begin(_cuda_devices())
         recorder.start()
         self._recorder = recorder
@@ -270,7 +270,7 @@ class Ledger:
     def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:
         recorder = self._recorder
         assert recorder is not None
-        recorder.optimizers.enter_all()
+        recorder.parameters.enter_all()
         journal = recorder.journal(self._index, cut=True, at=at)
         step, settled = self._read(journal, tokens, self._reader)
         recorder.books.settle(settled)

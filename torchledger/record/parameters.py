@@ -1,0 +1,204 @@
+"""Parameters, buffers, gradients and optimizer state: entered when they are found, and looked through again each step.
+
+No tensor is held, not even weakly: `torch.utils.swap_tensors` refuses tensors with weak references.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
+from torchledger.record.names import OUTSIDE, Names
+from torchledger.record.storages import Books
+
+_storage_of = torch.Tensor.untyped_storage
+_PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.device, torch.dtype, torch.Size)
+
+
+class ParameterBooks:
+    """The modules with registered tensors and the optimizers that one ledger knows."""
+
+    def __init__(self, names: Names, books: Books) -> None:
+        self._names = names
+        self._books = books
+        self._holders: dict[int, weakref.ref[nn.Module]] = {}  # by module number
+        self._known: dict[int, tuple[int, weakref.ref[Any], Any]] = {}
+        """id(parameter) -> its number, and the module or optimizer and the key where it was found."""
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._read_this_step: set[int] = set()
+        """Optimizers whose state was entered after their step: it is not looked through again when the step ends."""
+        self.has_fake_tensors = False
+
+    # Models
+
+    def add_model(self, model: nn.Module) -> None:
+        """Enter a model's registered tensors; lazy ones, as soon as they are more than a promise."""
+        numbers = self._names.module_numbers
+        for module in model.modules():
+            if module._parameters or module._buffers:
+                number = numbers.get(id(module), OUTSIDE)
+                self._holders[number] = weakref.ref(module)
+                self._enter_module(number, module)
+
+    def enter_all(self) -> None:
+        """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
+        for number, reference in list(self._holders.items()):
+            module = reference()
+            if module is None:
+                del self._holders[number]
+            else:
+                self._enter_module(number, module)
+        for key, optimizer_reference in list(self._optimizers.items()):
+            if key not in self._read_this_step and (optimizer := optimizer_reference()) is not None:
+                self.enter_state(optimizer)
+        self._read_this_step.clear()
+
+    def _enter_module(self, module_number: int, module: nn.Module) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is None or is_lazy(parameter):
+                continue
+            number = self.number_of(parameter)
+            if number < 0:
+                number = self._names.parameter_number(key, module_number)
+                self._known[id(parameter)] = (number, weakref.ref(module), key)
+            self._enter(parameter, PARAMETER, number)
+        for buffer in module._buffers.values():
+            if buffer is not None and not is_lazy(buffer):
+                self._enter(buffer, BUFFER, -1, module_number)
+
+    def number_of(self, parameter: torch.Tensor) -> int:
+        """The number of a parameter, -1 for one that is in no known place."""
+        found = self._known.get(id(parameter))
+        if found is None:
+            return -1
+        number, reference, key = found
+        holder = reference()
+        # The id may be that of another tensor by now.
+        if isinstance(holder, nn.Module):
+            there = holder._parameters.get(key)
+        elif holder is not None:
+            groups = holder.param_groups
+            there = groups[key[0]]["params"][key[1]] if key[0] < len(groups) else None
+        else:
+            there = None
+        return number if there is parameter else -1
+
+    def _enter(self, tensor: torch.Tensor, role: int, number: int, module: int = OUTSIDE) -> None:
+        """Enter a registered tensor, if its storage is not known as such, and its gradient."""
+        books = self._books
+        module = self._names.parameter_modules[number] if number >= 0 else module
+        try:
+            ref = books.live.get(id(_storage_of(tensor)))
+        except (RuntimeError, NotImplementedError):  # sparse, wrapped, or inside a function transform
+            ref = None
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                return
+        if ref is None or not books.roles.get(ref.number, 0) & role:
+            self.has_fake_tensors = self.has_fake_tensors or type(tensor).__name__ == "FakeTensor"
+            if number >= 0:
+                books.enter_parameter(tensor, number, module)
+            else:
+                books.enter(tensor, role, module)
+        if number >= 0 and (gradient := tensor.grad) is not None:
+            self._enter_gradient(gradient, module)
+
+    def _enter_gradient(self, gradient: torch.Tensor, module: int) -> None:
+        books = self._books
+        try:
+            ref = books.live.get(id(_storage_of(gradient)))
+        except (RuntimeError, NotImplementedError):
+            ref = None
+        if ref is None or not books.roles.get(ref.number, 0) & GRADIENT:
+            books.enter(gradient, GRADIENT, module)
+
+    # Optimizers
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Know an optimizer: given to the ledger, or found as it steps."""
+        if id(optimizer) not in self._optimizers:
+            key = id(optimizer)
+            known = self._optimizers
+            known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+        self.enter_parameters_of(optimizer)
+        self.enter_state(optimizer)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Its parameters may have been swapped, its gradients set by hand, its state loaded."""
+        if id(optimizer) not in self._optimizers:
+            self.add_optimizer(optimizer)
+        else:
+            self.enter_parameters_of(optimizer)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Its state may be new."""
+        self.enter_state(optimizer)
+        self._read_this_step.add(id(optimizer))
+
+    def enter_parameters_of(self, optimizer: Optimizer) -> None:
+        """Enter the parameters of an optimizer, those of no known model too, and their gradients."""
+        for g, group in enumerate(optimizer.param_groups):
+            for i, parameter in enumerate(group["params"]):
+                if is_lazy(parameter):
+                    continue
+                number = self.number_of(parameter)
+                if number < 0:
+                    name = f"{type(optimizer).__name__}.param_groups.{g}.{i}"
+                    number = self._names.parameter_number(name, OUTSIDE)
+                    self._known[id(parameter)] = (number, weakref.ref(optimizer), (g, i))
+                self._enter(parameter, PARAMETER, number)
+
+    def enter_state(self, optimizer: Optimizer) -> None:
+        """Enter every storage that is reachable from ``optimizer.state``."""
+        books = self._books
+        live, roles = books.live, books.roles
+        for key, state in optimizer.state.items():
+            number = self.number_of(key) if isinstance(key, torch.Tensor) else -1
+            module = self._names.parameter_modules[number] if number >= 0 else OUTSIDE
+            for value in state.values() if type(state) is dict else (state,):
+                if type(value) is torch.Tensor and value.layout is torch.strided:
+                    ref = live.get(id(_storage_of(value)))
+                    if ref is None or not roles.get(ref.number, 0) & OPTIMIZER_STATE:
+                        books.enter(value, OPTIMIZER_STATE, module)
+                elif not isinstance(value, _PLAIN):
+                    for tensor in tensors_in(value):
+                        books.enter(tensor, OPTIMIZER_STATE, module)
+
+    def forget_all(self) -> None:
+        """Watch no module and no optimizer any more."""
+        self._holders.clear()
+        self._known.clear()
+        self._optimizers.clear()
+
+
+def tensors_in(value: Any, _seen: set[int] | None = None, _depth: int = 0) -> Iterator[torch.Tensor]:
+    """All tensors reachable from a value through mappings, sequences, sets and plain objects."""
+    seen = set() if _seen is None else _seen
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if isinstance(value, _PLAIN) or id(value) in seen or _depth > 20:
+        return
+    seen.add(id(value))
+    inner: list[Any]
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+        inner += [getattr(value, slot) for slot in _slots(type(value)) if hasattr(value, slot)]
+    for item in inner:
+        yield from tensors_in(item, seen, _depth + 1)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
