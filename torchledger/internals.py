@@ -56,6 +56,8 @@ current_dispatch_modes: Final[Callable[[], list[Any]]] = _required(
     "utils._python_dispatch._get_current_dispatch_mode_stack"
 )
 """The dispatch modes of this thread, outermost first."""
+no_dispatch_modes: Final[Callable[[], Any]] = _required("utils._python_dispatch._disable_current_modes")
+"""A context without the dispatch modes of this thread."""
 engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")
 """The function through which Python starts every backward; patched in its module while recording."""
 make_grads: Final[Any] = _optional("autograd._make_grads")
@@ -79,6 +81,11 @@ def require() -> None:
             f"torch {torch.__version__} lacks {', '.join(_missing)}, which torchledger records with. "
             f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
         )
+
+
+def guards_ignore_modes() -> bool:
+    """Whether Dynamo's guards leave out the dispatch keys that a mode sets (they do from torch 2.10 on)."""
+    return hasattr(torch._C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals")
 
 
 def dynamo_callbacks() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import time
 import weakref
 from collections import deque
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from torchledger.errors import UsageError
 from torchledger.journal.entries import Journal
-from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
+from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
@@ -117,10 +118,7 @@ class Ledger:
         # Weakly: a ledger keeps neither alive.
         self._models = [weakref.ref(item) for item in models]
         self._optimizers = [weakref.ref(item) for item in optimizers]
-        if tokens_per_step is not None and (isinstance(tokens_per_step, bool) or not isinstance(tokens_per_step, int)):
-            raise UsageError(f"Ledger(tokens_per_step={tokens_per_step!r}): give a whole number of tokens.")
-        if tokens_per_step is not None and tokens_per_step < 0:
-            raise UsageError(f"Ledger(tokens_per_step={tokens_per_step!r}): give a number of tokens, 0 or more.")
+        _check_tokens("Ledger(tokens_per_step", tokens_per_step)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"Ledger(keep={keep!r}): give the number of step reports to keep, 1 or more.")
         if schedule is not None and not isinstance(schedule, Schedule):
@@ -167,14 +165,29 @@ class Ledger:
         try:
             if recorder is not None and (recorder.has_run() or not self._step_called):
                 self._end_recorded_step(None)
+                self._index += 1
         except Exception as fault:  # a fault of ours must not hide the program's own error
             self._fault("the last step could not be read", fault)
         finally:
-            self._stop_recording()
+            stopped = self._stop_recording()
             self._active = False
+        if not stopped and error is None:
+            raise UsageError(
+                "a Ledger was left on another thread than it was entered on: what ran since is in its report, but the "
+                "thread that entered it goes on calling it, for nothing. Enter and leave it on one thread."
+            )
 
     def __call__(self, function: Function) -> Function:
-        """Decorate a function: each call of it runs inside this ledger."""
+        """Decorate a function: each call of it runs inside this ledger, and is a step unless it says otherwise.
+
+        Raises:
+            UsageError: a generator function, which would record its caller too between two values.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"a Ledger cannot decorate {function.__name__}, a generator function: what its caller does between two "
+                f"values would be recorded too. Put `with ledger:` around the loop that consumes it."
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -200,6 +213,7 @@ class Ledger:
         Raises:
             UsageError: outside the ledger's block.
         """
+        _check_tokens("step(tokens", tokens)
         if not self._active:
             raise UsageError("Ledger.step() outside the block: call it inside `with Ledger(...) as ledger:`.")
         self._step_called = True
@@ -252,18 +266,25 @@ class Ledger:
     def _start_recording(self) -> None:
         self._reader = StepReader()
         recorder = _Recorder(self, strict=self._strict, stacks=self._stacks)
-        for model in _alive(self._models):
-            recorder.add_model(model, given=True)
-        for optimizer in _alive(self._optimizers):
-            recorder.parameters.add_optimizer(optimizer)
+        try:
+            for model in _alive(self._models):
+                recorder.add_model(model, given=True)
+            for optimizer in _alive(self._optimizers):
+                recorder.parameters.add_optimizer(optimizer)
+        except Exception as fault:
+            recorder.fault("a model or an optimizer could not be entered", fault)
         self._readings.begin(_cuda_devices())
         recorder.start()
         self._recorder = recorder
 
-    def _stop_recording(self) -> None:
+    def _stop_recording(self) -> bool:
+        """Stop; False if this is not the thread that recording was started on."""
         recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.stop()
+        if recorder is None:
+            return True
+        try:
+            return recorder.stop()
+        finally:
             recorder.books.close()
             self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
 
@@ -318,10 +339,17 @@ class Ledger:
         return environment
 
     def _fault(self, what: str, error: BaseException) -> None:
-        self._faults.append(f"{what}: {type(error).__name__}: {error}")
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._faults:
+            self._faults.append(text)
 
     def _unless_active(self) -> Any:
-        return _Nothing() if self._active else self
+        if not self._active:
+            return self
+        recorder = self._recorder
+        if recorder is not None and recorder.place.thread != threading.get_ident():
+            self._fault("a call on another thread was not recorded", RuntimeError("one thread at a time"))
+        return _Nothing()
 
 
 class _Recorder(Recorder):
@@ -377,9 +405,14 @@ class _Nothing:
 
 def _higher(one: StepReport, other: StepReport) -> bool:
     """Whether one step's peak on its main device is the higher one, an accelerator before the CPU."""
-    rank = {"cpu": 0, "meta": 1}
-    a, b = one.main_device, other.main_device
-    return (rank.get(a, 2), one.peak.total_bytes) > (rank.get(b, 2), other.peak.total_bytes)
+    a, b = is_accelerator(one.main_device), is_accelerator(other.main_device)
+    return (a, one.peak.total_bytes) > (b, other.peak.total_bytes)
+
+
+def _check_tokens(where: str, tokens: Any) -> None:
+    if tokens is None or (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0):
+        return
+    raise UsageError(f"{where}={tokens!r}): give a whole number of tokens, 0 or more.")
 
 
 def _alive(references: list[weakref.ref[Alive]]) -> Iterator[Alive]:

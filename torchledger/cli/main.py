@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE_ERROR
         _top_parser().parse_args(words)
         return USAGE_ERROR
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
     if not row.runs_script and isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal's encoding lacks must not cost the report.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -95,21 +95,27 @@ def rank_path(path: str, rank: int | None) -> Path:
 
 def _deliver(ledger: Ledger, path: Path | None, code: int, *, quiet: bool) -> int:
     """Writes and prints the report; a failure here never hides how the program ended, nor one the other."""
-    stream = sys.stderr or sys.__stderr__
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()  # the program's output comes first
     try:
         report = ledger.report
-        if not quiet and stream is not None:
-            with contextlib.suppress(OSError):
-                print(f"\n{report}", file=stream, flush=True)
         if path is not None:
-            report.save(path)
+            report.save(path)  # first: the program may have closed the stream that the tables go to
+        if not quiet:
+            _say(f"\n{report}")
     except ReportWriteError as error:
-        print(f"torchledger: error: {error}", file=stream)
+        _say(f"torchledger: error: {error}")
         return code or USAGE_ERROR
     except Exception:  # a fault of ours must not look like the program's
-        print("torchledger: fault: the report could not be made. Please report this:", file=stream)
-        traceback.print_exc(file=stream)
+        _say(f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}")
         return code or USAGE_ERROR
     return code
+
+
+def _say(text: str) -> None:
+    """Prints to standard error, or to what it was at the start if the program has closed it."""
+    for stream in (sys.stderr, sys.__stderr__):
+        if stream is not None and not stream.closed:
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=stream, flush=True)
+                return

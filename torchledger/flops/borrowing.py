@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import sys
 from collections import OrderedDict, defaultdict
@@ -42,15 +43,17 @@ class Borrowed:
 
         Parameters, buffers, tensor attributes and arguments are the copies, so that nothing is written into the
         originals and no gradient reaches them. Attributes of the modules, hooks and registrations among them, are as
-        before afterwards (those that are plain containers: with the contents that they had).
+        before afterwards (those that are plain containers: with the contents that they had), and so are gradients.
         """
         by_original = {id(tensor): twin for tensor, twin in zip(self.tensors, copies, strict=True)}
 
         def lend(leaf: Any) -> Any:
-            return by_original[id(leaf)] if isinstance(leaf, Tensor) else _copied_object(leaf)
+            if isinstance(leaf, Tensor):
+                return by_original[id(leaf)]
+            return leaf if isinstance(leaf, nn.Module) else _copied_object(leaf)
 
         args, kwargs = tree_map(lend, (self.args, self.kwargs))
-        with _attributes_put_back(self.modules):
+        with _attributes_put_back(self.modules), _gradients_put_back(self.tensors):
             for module in self.modules:
                 _lend_tensors(module, by_original)
             yield lambda: self.model(*args, **kwargs)
@@ -58,6 +61,8 @@ class Borrowed:
 
 def borrow(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Borrowed:
     """The model, out of the wrappers that compile or distribute it, with the tensors that it and its arguments hold.
+
+    A function's modules are those that it is a method of, names, or is given.
 
     Raises:
         UsageError: it is nothing to call, a TorchScript module, or has parameters without a shape.
@@ -67,7 +72,8 @@ def borrow(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         model = model.module if isinstance(model, parallel) else model._modules["_orig_mod"]  # type: ignore[assignment]
     if not callable(model):
         raise UsageError(f"crosscheck({type(model).__name__}): give a module, or a function of tensors.")
-    modules = tuple(model.modules()) if isinstance(model, nn.Module) else ()
+    roots = (*_modules_named(model), *(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)))
+    modules = tuple(dict.fromkeys(module for root in roots for module in root.modules()))
     if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         raise UsageError("crosscheck() was given a TorchScript module: give it the module that it was made from.")
     held = (tensor for module in modules for tensor in _tensors_of(module))
@@ -122,6 +128,20 @@ def tensors_in(value: Any, _seen: set[int] | None = None) -> Iterator[Tensor]:
         yield from tensors_in(leaf, seen)
 
 
+def _modules_named(model: Callable[..., Any]) -> Iterator[nn.Module]:
+    if isinstance(model, nn.Module):
+        yield model
+        return
+    if isinstance(owner := getattr(model, "__self__", None), nn.Module):
+        yield owner
+    function = inspect.unwrap(getattr(model, "__func__", model))
+    if inspect.isfunction(function):
+        named = inspect.getclosurevars(function)
+        for value in (*named.nonlocals.values(), *named.globals.values()):
+            if isinstance(value, nn.Module):
+                yield value
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules and hasattr(module, "dynamo_ctx")
 
@@ -129,7 +149,7 @@ def _is_compiled(module: nn.Module) -> bool:
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """The tensors that a module itself holds: registered, as plain attributes, and in those that are containers."""
     for value in module.__dict__.values():
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
         yield from (item for item in inside if isinstance(item, Tensor))
 
 
@@ -140,6 +160,8 @@ def _lend_tensors(module: nn.Module, by_original: dict[int, Tensor]) -> None:
     for name, value in attributes.items():
         if isinstance(value, Tensor):
             attributes[name] = by_original.get(id(value), value)
+        elif type(value) is tuple and any(id(item) in by_original for item in value):
+            attributes[name] = tuple(by_original.get(id(item), item) for item in value)
         elif type(value) is list:
             value[:] = [by_original.get(id(item), item) for item in value]
         elif type(value) in _CONTAINERS and isinstance(value, dict):
@@ -169,6 +191,19 @@ def _attributes_put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
                 else:
                     container.clear()
                     container.update(contents)
+
+
+@contextmanager
+def _gradients_put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """For originals that the model reaches by a way of its own."""
+    kept = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+    for tensor, _ in kept:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in kept:
+            tensor.grad = gradient
 
 
 def _is_container(value: Any) -> bool:

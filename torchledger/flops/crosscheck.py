@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,12 +45,14 @@ class CrossCheckRow(NamedTuple):
 class CrossCheck:
     """What three counters say of one call of a model, in FLOP (1 multiply-add = 2); prints as a table.
 
-    ``rows`` add up to the totals. ``notes`` say what a whole column leaves out. ``uncounted`` are the ops of unknown
-    cost with their calls and ``int_ops`` the integer products, neither of them in any row of ours.
+    ``rows`` add up to the totals. ``torch_failure`` and ``fvcore_failure`` say why a counter says nothing; they are
+    empty where it does. ``uncounted`` are the ops of unknown cost with their calls and ``int_ops`` the integer
+    products, neither of them in any row of ours.
     """
 
     rows: tuple[CrossCheckRow, ...]
-    notes: tuple[str, ...] = ()
+    torch_failure: str = ""
+    fvcore_failure: str = ""
     uncounted: dict[str, int] = field(default_factory=dict)
     int_ops: int = 0
 
@@ -62,12 +64,12 @@ class CrossCheck:
     @property
     def torch(self) -> int | None:
         """FLOPs that ``torch.utils.flop_counter`` counts; None where it fails."""
-        return _total(row.torch for row in self.rows)
+        return None if self.torch_failure else sum(row.torch or 0 for row in self.rows)
 
     @property
     def fvcore(self) -> int | None:
         """Twice the multiply-adds that fvcore counts in the forward; None where it is missing or fails."""
-        return _total(row.fvcore for row in self.rows if row.phase == FORWARD)
+        return None if self.fvcore_failure else sum(row.fvcore or 0 for row in self.rows)
 
     @property
     def differences(self) -> tuple[CrossCheckRow, ...]:
@@ -82,16 +84,19 @@ class CrossCheck:
         lines = [_cells(row.phase, row.op, row.ours, row.torch, row.fvcore) for row in self.rows]
         for phase in phases:
             rows = [row for row in self.rows if row.phase == phase]
-            sums = [_total(column) for column in zip(*((r.ours, r.torch, r.fvcore) for r in rows), strict=True)]
-            lines.append(_cells(phase, "total", *(sums or (0, 0, 0))))
+            torch = None if self.torch_failure else sum(row.torch or 0 for row in rows)
+            fvcore = None if self.fvcore_failure or phase != FORWARD else sum(row.fvcore or 0 for row in rows)
+            lines.append(_cells(phase, "total", sum(row.ours for row in rows), torch, fvcore))
         skip = 0 if len(phases) > 1 else 1
         columns = (Column("phase", "text"), Column("op", "name"), Column("ours"), Column("torch"), Column("fvcore"))
         title = "FLOPs of one call by three counters (1 multiply-add = 2 FLOP)"
         yield Table(title, columns[skip:], tuple(line[skip:] for line in lines), n_totals=len(phases))
-        why = [(f"{row.op}, {row.phase}" if skip == 0 else row.op, row.why) for row in self.differences]
+        why = tuple((row.phase, clean(f"{row.op}: {row.why}")) for row in self.differences)
         if why:
-            yield Facts("Why they differ", tuple((clean(op), clean(reasons)) for op, reasons in why))
-        notes = [("note", note) for note in self.notes]
+            yield Facts("Why they differ", why)
+        notes = [("note", failure) for failure in (self.torch_failure, self.fvcore_failure) if failure]
+        if BACKWARD in phases and not self.fvcore_failure:
+            notes.append(("note", "fvcore traces the forward only"))
         notes += [("uncounted", f"{op}, {_calls(n)}: no formula, and in no total") for op, n in self.uncounted.items()]
         if self.int_ops:
             notes.append(("int-ops", f"{format_count(self.int_ops)} of integer products, in no total of ours"))
@@ -103,7 +108,7 @@ def crosscheck(model: Callable[..., Any], *inputs: Any, backward: bool = False, 
     """The FLOPs of one call of a model by torchledger, by torch's own counter and by fvcore, op by op.
 
     The model runs once under our formulas and once under ``torch.utils.flop_counter.FlopCounterMode``, and is traced
-    once for fvcore's ``FlopCountAnalysis``, whose multiply-adds are taken twice. It runs on copies of its parameters,
+    for fvcore's ``FlopCountAnalysis``, whose multiply-adds are taken twice. It runs on copies of its parameters,
     buffers and inputs, from the same random numbers each time and without `torch.compile`; afterwards its attributes
     and the random generators are put back. So its values, mode, statistics and gradients are what they were.
 
@@ -130,10 +135,7 @@ def crosscheck(model: Callable[..., Any], *inputs: Any, backward: bool = False, 
     rows = _rows(FORWARD, ours, theirs, None if fvcore.failure else fvcore)
     if backward:
         rows += _rows(BACKWARD, ours, theirs, None)
-    notes = [failure for failure in (theirs.failure, fvcore.failure) if failure]
-    if backward and not fvcore.failure:
-        notes.append("fvcore traces the forward only")
-    return CrossCheck(tuple(rows), tuple(notes), dict(ours.uncounted), ours.int_ops)
+    return CrossCheck(tuple(rows), theirs.failure, fvcore.failure, dict(ours.uncounted), ours.int_ops)
 
 
 def _rows(phase: str, ours: OurCount, theirs: TorchCount, fvcore: FvcoreCount | None) -> list[CrossCheckRow]:
@@ -174,16 +176,11 @@ _TORCH_READS_WRONGLY = {
 def _why_torch(products: list[Product], ours: OurCount, theirs: TorchCount, more: bool) -> list[str]:
     """Why torch's counter has another number for the op that ran these products; ``more``: a higher one."""
     if products and products[0].op not in theirs.known:
-        parts = "torch takes it apart, and counts its parts"
-        missing = "torch has no formula for it"
-        return [f"{parts if 'composite' in products[0].traits else missing} ({_calls(len(products))})"]
+        return [f"torch has no formula for it ({_calls(len(products))})"]
     calls = Counter(trait for product in products for trait in product.traits)
     reasons = [f"{text} ({_calls(calls[trait])})" for trait, text in _TORCH_READS_WRONGLY.items() if calls[trait]]
-    if more and not reasons:
-        if ours.branches:
-            reasons.append("torch also counts the branch of torch.cond that is not taken")
-        wholes = dict.fromkeys(product.op for product in ours.products if "composite" in product.traits)
-        reasons += [f"torch counts parts of {whole} here" for whole in wholes]
+    if more and not reasons and ours.branches:
+        reasons.append("torch runs both branches of torch.cond, whichever is taken")
     return reasons or ["torch's formula gives another number, for a reason that is not known"]
 
 
@@ -197,11 +194,6 @@ def _why_fvcore(ours: int, traced: int, calls: Counter[str]) -> list[str]:
 
 def _cells(phase: str, op: str, *numbers: int | None) -> tuple[str, ...]:
     return (phase, clean(op), *("N/A" if n is None else format_count(n) for n in numbers))
-
-
-def _total(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    return None if any(n is None for n in found) else sum(n for n in found if n is not None)
 
 
 def _calls(n: int) -> str:

@@ -47,7 +47,7 @@ def post_fvcore(count: FvcoreCount) -> Posted:
             theirs.append((kind, flops))
         elif flops:
             posted.flops[f"aten.{name}"] += flops
-            posted.explain(f"aten.{name}", f"fvcore counts {name}, which is element-wise work and not counted here")
+            posted.explain(f"aten.{name}", f"fvcore counts {name}, which is element-wise work, not counted here")
     for products, op in _pairs(list(runs.values()), theirs):
         _post(posted, products, op, count)
     return posted

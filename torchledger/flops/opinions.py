@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -60,6 +61,7 @@ class OurCount(TorchDispatchMode):
         self.phase = FORWARD
         self._graph = graph
         self._node: Any = None
+        self._inside = ""
         self._run = 0
         modes = internals.current_dispatch_modes()
         self._with_fake = any("FakeTensorMode" in type(mode).__name__ for mode in modes)
@@ -89,11 +91,24 @@ class OurCount(TorchDispatchMode):
         if _is_taken_apart(func, rule, args):
             with self:
                 return func.decompose(*args, **kwargs)
-        result = func(*args, **kwargs)
+        result = self._run_traced(func, args, kwargs) if self._graph else func(*args, **kwargs)
         if rule.uncounted:
             self.uncounted[rule.name] += 1
         if rule.formula is not None:
             self._count(func, rule, result, args, kwargs)
+        return result
+
+    def _run_traced(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op and note the op of the trace that it is inside: the last one that the tracer wrote."""
+        tracing = torch._C._get_tracing_state() is not None  # off while an op that it wrote runs
+        before = self._graph.insertPoint().prev()
+        with _tracer_let_in() if tracing else nullcontext():
+            result = func(*args, **kwargs)
+        node = self._graph.insertPoint().prev()
+        if node is not self._node:
+            self._node = node
+            self._run += 1
+        self._inside = "" if tracing and node is before else str(node.kind())
         return result
 
     def _count(self, func: Any, rule: Rule, result: Any, args: Any, kwargs: Any) -> None:
@@ -111,24 +126,23 @@ class OurCount(TorchDispatchMode):
         self.int_ops += cost.flops if integer else 0
         traits = _traits_of(func, rule.name, args, integer)
         flops = 0 if integer else cost.flops
-        inside = self._inside(rule.name)
+        inside = AUTOGRAD_FUNCTION if self._graph and _in_function_forward() else self._inside
         self.products.append(Product(cost.name or rule.name, self.phase, flops, traits, inside, self._run))
 
-    def _inside(self, name: str) -> str:
-        """The kind of the op of the trace that is running: the last one that the tracer wrote."""
-        if self._graph is None:
-            return ""
-        node = self._graph.insertPoint().prev()
-        if node is not self._node:
-            self._node = node
-            self._run += 1
-        if _in_function_forward():
-            return AUTOGRAD_FUNCTION
-        if torch._C._get_tracing_state() is None:  # off while an op that it wrote runs
-            return str(node.kind())
-        self._run += 1
-        # Without a dispatch mode the tracer writes what this op calls next.
-        return "aten::_convolution" if name == "aten.convolution" else ""
+
+@contextmanager
+def _tracer_let_in() -> Iterator[None]:
+    """Let the tracer write what an op calls: a dispatch mode has it shut out, which it is not without one.
+
+    That is how ``aten::_convolution`` gets into a trace, which ``aten::convolution`` does not.
+    """
+    key = torch._C._parse_dispatch_key("Tracer")
+    shut_out = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, shut_out)
 
 
 class TorchCount(NamedTuple):
@@ -193,17 +207,19 @@ def count_with_fvcore(subject: Borrowed) -> FvcoreCount:
         warnings.simplefilter("ignore")  # importing it warns, and tracing does
         try:
             from fvcore.nn import FlopCountAnalysis
-        except ImportError:
-            return FvcoreCount(failure="fvcore is not installed: pip install 'torchledger[crosscheck]'")
         except Exception as error:
+            if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "fvcore":
+                return FvcoreCount(failure="fvcore is not installed: pip install 'torchledger[crosscheck]'")
             return FvcoreCount(failure=f"fvcore cannot be imported: {_in_words(error)}")
         count = FvcoreCount()
         try:
             _trace(FlopCountAnalysis, subject, None, count)
-            # A dispatch mode changes what the tracer writes, so the count itself goes without.
-            _trace(FlopCountAnalysis, subject, count.products, FvcoreCount())
         except Exception as error:
             return FvcoreCount(failure=f"fvcore cannot trace this model: {_in_words(error)}")
+        try:
+            _trace(FlopCountAnalysis, subject, count.products, FvcoreCount())
+        except Exception as error:
+            return FvcoreCount(failure=f"fvcore's numbers cannot be posted to ops: {_in_words(error)}")
     return count
 
 
@@ -260,7 +276,7 @@ def _noted(kind: str, handle: Callable[..., Any], count: FvcoreCount) -> Callabl
 def _run_backward(output: Any) -> None:
     """From the loss, if the output has one that requires a gradient; else from all that do, with gradients of ones."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    roots = [t for t in (tensors_in(output) if loss is None else [loss]) if t.requires_grad]
+    roots = [t for t in tensors_in(output if loss is None else loss) if t.requires_grad]
     if not roots:
         raise UsageError("crosscheck(backward=True): nothing that the model returns requires a gradient.")
     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -281,7 +297,6 @@ def _is_taken_apart(func: Any, rule: Rule, args: Any) -> bool:
     return rule.name in ("aten.linear", "aten.matmul") and not nested
 
 
-_COMPOSITE = "CompositeImplicitAutograd"
 _LAYOUT_READ_WRONGLY = ("aten._flash_attention_forward", "aten._efficient_attention_forward")
 
 
@@ -293,7 +308,6 @@ def _traits_of(func: Any, name: str, args: Any, integer: bool) -> tuple[str, ...
         "declared": declared_entry(func) is not None,
         "complex": any(t.is_complex() for t in tensors),
         "sparse": any(t.layout in SPARSE for t in tensors),
-        "composite": isinstance(func, OpOverload) and internals.has_kernel_for_key(func.name(), _COMPOSITE),
         "grouped": name == "aten.convolution_backward" and len(args) > 10 and args[9] > 1 and args[10][1],
         "layout": name in _LAYOUT_READ_WRONGLY,
     }

@@ -19,7 +19,7 @@ from torchledger.journal.statements import (
     RunStatement,
 )
 
-_FLOP_NUMBERS = ("total", "model", *PHASES, "attention_rescore", "causal_model", "int_ops", "compiled_regions")
+_FLOP_NUMBERS = ("total", "model", *PHASES, "attention_rescore", "causal_model", "int_ops", "global_excess")
 _READ_OFF = ("workspace", "unexplained")
 """Categories that come from an allocator's reading rather than from events."""
 

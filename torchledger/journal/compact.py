@@ -18,7 +18,8 @@ from torchledger.journal.decoding import (
     shown,
     text,
 )
-from torchledger.journal.entries import LATE, Block, DeviceReading, Journal, Product, ProductRow, Row
+from torchledger.journal.entries import LATE, SETTLED_SHIFT, Block, DeviceReading, Journal, Product, ProductRow, Row
+from torchledger.journal.statements import CATEGORIES
 
 _COUNT = integer()
 _ANY = integer(None)
@@ -101,7 +102,7 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
     block_fields = (_COUNT, word, word, module, word, array(_COUNT), word, site)
     part = _row(_tuple, _below(len(tables["parameters"])), word, _COUNT)
     product_fields = (word, word, word, module, _COUNT, _COUNT, _COUNT, array(part), word)
-    pair = _row(_tuple, _COUNT, _COUNT)
+    pair = _row(_tuple, _COUNT, _below((len(CATEGORIES) + 1) << SETTLED_SHIFT))
     names = array(text)
 
     def make(**fields: Any) -> Journal:

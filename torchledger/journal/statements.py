@@ -242,14 +242,22 @@ class StepReport:
 
 
 def main_device(peak_bytes: Mapping[str, int]) -> str:
-    """The name of the device that a report is about: an accelerator before ``meta``, ``meta`` before the CPU.
+    """The name of the device that a report is about: the one with the highest peak, an accelerator before all others.
 
     >>> main_device({"cpu": 10, "cuda:0": 5, "cuda:1": 7})
     'cuda:1'
     """
-    rank = {"cpu": 0, "meta": 1}
     used = {device: n for device, n in peak_bytes.items() if n} or peak_bytes
-    return max(sorted(used), key=lambda device: (rank.get(device, 2), used[device]), default="cpu")
+    return max(sorted(used), key=lambda device: (is_accelerator(device), used[device]), default="cpu")
+
+
+def is_accelerator(device: str) -> bool:
+    """Whether a device is neither the CPU nor ``meta``.
+
+    >>> is_accelerator("cuda:0"), is_accelerator("meta")
+    (True, False)
+    """
+    return device not in ("cpu", "meta")
 
 
 @dataclass(frozen=True, slots=True)

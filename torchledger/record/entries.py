@@ -36,7 +36,7 @@ class Kind(IntEnum):
 class Entry:
     """One operator: how to call it, how it is handled, and what it costs."""
 
-    __slots__ = ("call", "formula", "kind", "name", "op", "operands", "uncounted")
+    __slots__ = ("call", "formula", "kind", "name", "op", "operands", "reads", "uncounted")
 
     def __init__(self, op: Any) -> None:
         rule = lookup(op)
@@ -46,6 +46,8 @@ class Entry:
         self.operands: tuple[int, ...] = rule.operands
         self.uncounted: bool = rule.uncounted
         self.kind: int = _kind(op, rule.formula is not None)
+        # What `lift_fresh` is given was made for it just now, unseen.
+        self.reads = op is not aten.lift_fresh.default
         # An overload's `__call__` does nothing but call this.
         self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from typing import Any
@@ -23,6 +24,7 @@ from torchledger.journal.entries import (
 from torchledger.record.arrivals import COMPILED, Arrivals
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.leaving import leave_mode
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
     BACKWARD,
@@ -35,6 +37,7 @@ from torchledger.record.places import (
     compiled_region,
     in_checkpoint_hook,
     in_function_forward,
+    is_compilers_node,
 )
 from torchledger.record.products import post_product, whole_product
 from torchledger.record.storages import Ref, plain_parts
@@ -44,6 +47,7 @@ _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
 _ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
 _ACCUMULATE_NUMBER = 2**64 - 1
+_COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
@@ -90,19 +94,21 @@ class Recorder(Arrivals, TorchDispatchMode):
 
     def start(self) -> None:
         """Begin to record on this thread."""
-        self.begin_watching()
+        self.sums.references_in_linear = _references_in_linear()
         self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
+        self.begin_watching()
         self.__enter__()  # type: ignore[no-untyped-call]
-        try:
-            self.sums.calibrate()
-        finally:
-            self.books.forget()
-            self.phase = ""
 
-    def stop(self) -> None:
-        """Record no more; everything in torch is as it was."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.end_watching()
+    def stop(self) -> bool:
+        """Record no more; everything in torch is as it was. False: this is not the thread that it was started on."""
+        try:
+            if self.place.thread == _get_ident():
+                leave_mode(self)
+                return True
+            self.__class__ = _Stopped  # no thread can take a mode from another's stack
+            return False
+        finally:
+            self.end_watching()
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began."""
@@ -154,7 +160,7 @@ class Recorder(Arrivals, TorchDispatchMode):
                     self.phase = phase
                     books.marks.append((len(books.events), "phase", phase))
                 # Has the program brought storages that we have not met?
-                if phase is not OPTIMIZER:
+                if phase is not OPTIMIZER and entry.reads:
                     for arg in args:
                         t = type(arg)
                         if t is _Tensor or t is _Parameter:
@@ -172,8 +178,8 @@ class Recorder(Arrivals, TorchDispatchMode):
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _COMPOSITE:
                 if entry.formula is None or not any(isinstance(arg, _Tensor) and arg.is_nested for arg in args):
-                    with self:
-                        return func.decompose(*args, **(kwargs or {}))
+                    with self:  # the kernel that would run; `decompose` may prefer another, written in Python
+                        return func._op_dk(_COMPOSITE_KEY, *args, **(kwargs or {}))
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _RESIZING:
                 out = self.run_resizing(entry, args, kwargs or {}, phase, module)
@@ -272,7 +278,7 @@ class Recorder(Arrivals, TorchDispatchMode):
             )
         elif number == _ACCUMULATE_NUMBER:
             self.node_module = self.accumulating_module(node)
-        if len(stack) > depth:
+        if len(stack) > depth and not is_compilers_node(node):
             self.checkpoints_seen = True
             return RECOMPUTE, stack[-1], node
         if run.create_graph:
@@ -281,7 +287,7 @@ class Recorder(Arrivals, TorchDispatchMode):
             place.log.note(place.seen_number, self.node_module)
             place.seen_number = internals.get_sequence_nr()
         elif (
-            _is_grad_enabled()
+            (_is_grad_enabled() and not is_compilers_node(node))
             or type(node) is _CheckpointNode
             or (not _is_fwd_grad_enabled() and in_function_forward())
             or (self.checkpoints_seen and in_checkpoint_hook())
@@ -376,3 +382,23 @@ class Recorder(Arrivals, TorchDispatchMode):
 
     def out_of_memory(self, error: BaseException, op: str) -> None:
         """Overridden by the ledger: say what holds the memory."""
+
+
+class _Stopped(Recorder):
+    """A recorder that was stopped on another thread: its own thread still calls it, for nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _references_in_linear() -> int:
+    """What `Sums.references_in_linear` is for this Python and torch, from a product of no consequence."""
+    probe = Recorder()
+    probe.place = probe.places[_get_ident()] = Place(probe, _get_ident())
+    with internals.no_dispatch_modes(), torch.no_grad(), probe:
+        x, weight = torch.zeros(2, 3, 2, device="cpu").transpose(0, 1), torch.zeros(2, 2, device="cpu")
+        nn.functional.linear(x, weight, torch.zeros(2, device="cpu"))
+    found = probe.sums.references_in_linear
+    probe.books.close()
+    return -1 if found is None else found

@@ -6,6 +6,7 @@ Four things: `nn.Module.__call__` (which module runs), the function that starts 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import torch.autograd
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
 
@@ -73,6 +75,7 @@ def unwatch(watcher: Watcher, thread: int) -> None:
 
 def _install() -> None:
     _patch_modules()
+    _patch_guards()
     _patch_backward()
     _patch_resize()
     pre = register_optimizer_step_pre_hook(_before_optimizer)
@@ -155,10 +158,55 @@ class _Compiling:
             nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
 
 
+class _PassThrough(TorchDispatchMode):
+    """Calls each op."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+def _patch_guards() -> None:
+    """Let torch 2.9 build its guards as they will be checked.
+
+    There a guard on a tensor compares dispatch keys, those among them that any mode sets; but guards are built with the
+    modes off, so that none would ever match, and each call would compile anew. Newer torch leaves those keys out.
+    """
+    guards = sys.modules.get("torch._dynamo.guards")
+    if guards is None or internals.guards_ignore_modes() or _guards_patched():
+        return
+    manager: Any = guards.CheckFunctionManager
+    original = manager.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() not in _watchers:
+            return original(self, *args, **kwargs)
+        with _PassThrough():  # type: ignore[no-untyped-call]
+            return original(self, *args, **kwargs)
+
+    def restore() -> None:
+        if manager.__init__ is init:
+            manager.__init__ = original
+
+    init.torchledger = True  # type: ignore[attr-defined]
+    manager.__init__ = init
+    _undo.append(restore)
+
+
+def _guards_patched() -> bool:
+    manager = sys.modules["torch._dynamo.guards"].CheckFunctionManager
+    return getattr(manager.__init__, "torchledger", False)
+
+
 def attach_to_dynamo() -> bool:
     """Watch for compilations from now on, if anything has imported Dynamo by now; says whether it has."""
     for compiling in _compile_watch:
         compiling.attach()
+    if _compile_watch:
+        _patch_guards()
     return internals.dynamo_callbacks() is not None
 
 
@@ -187,19 +235,22 @@ def _patch_backward() -> None:
 
 
 def _patch_resize() -> None:
+    before = torch.UntypedStorage.__dict__.get("resize_")  # another tool's patch; torch's own is inherited
+
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        result = super(torch.UntypedStorage, self).resize_(size)
+        result = before(self, size) if before else super(torch.UntypedStorage, self).resize_(size)
         for watcher in _watchers.get(threading.get_ident(), ()):
             watcher.resized(self)
         return result
 
-    if "resize_" in torch.UntypedStorage.__dict__:  # somebody else's patch: theirs to keep
-        return
     storages.resize_ = resize_
 
     def restore() -> None:
         if torch.UntypedStorage.__dict__.get("resize_") is resize_:
-            del storages.resize_
+            if before:
+                storages.resize_ = before
+            else:
+                del storages.resize_
 
     _undo.append(restore)
 

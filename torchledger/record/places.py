@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -114,6 +114,9 @@ class Listener(Protocol):
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
         """A storage has a new size."""
 
+    def fault(self, what: str, error: BaseException) -> None:
+        """The ledger itself failed: the program goes on, and the report says so."""
+
 
 class Place:
     """One thread, as one ledger sees it."""
@@ -134,7 +137,11 @@ class Place:
         stack = self.stack
         number = self.numbers.get(id(module))
         if number is None or not stack:
-            number = self.recorder.module_begins(module, self)
+            try:
+                number = self.recorder.module_begins(module, self)
+            except Exception as error:
+                self.recorder.fault(f"{type(module).__name__} could not be entered", error)
+                number = self.numbers.get(id(module), OUTSIDE)
         stack.append(number)
         self.log.note(_get_sequence_nr(), number)
 
@@ -161,11 +168,17 @@ class Place:
         """An optimizer's step is about to run."""
         # The frame of the wrapper around `step` tells whether it still runs: no post-hook is called if it raises.
         self.recorder.begin_run(Run(False, False, self, sys._getframe(2)))
-        self.recorder.optimizer_begins(optimizer)
+        try:
+            self.recorder.optimizer_begins(optimizer)
+        except Exception as error:
+            self.recorder.fault(f"{type(optimizer).__name__} could not be entered", error)
 
     def end_optimizer(self, optimizer: Optimizer) -> None:
         """It has run."""
-        self.recorder.optimizer_ends(optimizer)
+        try:
+            self.recorder.optimizer_ends(optimizer)
+        except Exception as error:
+            self.recorder.fault(f"the state of {type(optimizer).__name__} could not be entered", error)
         self.recorder.end_run(is_backward=False)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -184,9 +197,15 @@ def in_checkpoint_hook() -> bool:
     return bool(hooks) and getattr(hooks[0], "__qualname__", "").startswith("_recomputation_hook")
 
 
+def is_compilers_node(node: Any) -> bool:
+    """Whether a node's backward is compiled code or a higher-order op's, which run with grad mode on."""
+    function = getattr(type(node), "_forward_cls", None)
+    return function is not None and function.__module__.startswith(("torch._higher_order_ops", "torch._functorch"))
+
+
 def compiled_region(frame: FrameType | None) -> str:
     """The file of the compiled code that called an op, some frames up; empty if none did."""
-    for _ in range(4):
+    for _ in range(8):
         if frame is None:
             return ""
         file = frame.f_code.co_filename

@@ -23,20 +23,15 @@ class Sums:
     goes at once.
     """
 
+    references_in_linear: int | None = None
+    """How many references a product has when `linear` itself adds the bias to it: a program's own sum sees more.
+
+    None while a probe is finding out.
+    """
+
     def __init__(self, books: Books, dispatch_code: CodeType) -> None:
         self._books = books
         self._dispatch_code = dispatch_code
-        self._references_in_linear = -1
-        self._calibrating = False
-
-    def calibrate(self) -> None:
-        """See how many references a product has when `linear` itself adds the bias: a program's own sum has more."""
-        self._calibrating = True
-        try:
-            with torch.no_grad():
-                torch.nn.functional.linear(torch.zeros(2, 3, 2).transpose(0, 1), torch.zeros(2, 2), torch.zeros(2))
-        finally:
-            self._calibrating = False
 
     def note(self, args: Any, out: Any, node: Any, node_first_block: int, caller: FrameType | None) -> None:
         """Note a sum.
@@ -51,8 +46,8 @@ class Sums:
         if len(args) != 2:
             return
         old, new = args
-        if self._calibrating:
-            self._references_in_linear = sys.getrefcount(old)
+        if self.references_in_linear is None:
+            self.references_in_linear = sys.getrefcount(old)
             return
         if type(old) is not torch.Tensor or not isinstance(new, torch.Tensor) or old.layout is not torch.strided:
             return
@@ -61,11 +56,13 @@ class Sums:
         if ref is None or old.shape != out.shape or old.dtype is not out.dtype or not _is_dense(old):
             return
         if node is not None and not torch.is_grad_enabled() and self._is_engine(caller):
+            if old._is_view():
+                return  # what it is a view of holds the storage too
             if ref.number >= node_first_block:
                 targets = [edge for edge in node.next_functions if edge[0] is not None]
                 if len(set(targets)) == len(targets):
                     return  # made by the node itself, which sends one gradient to each target: not the engine's sum
-        elif new.dim() != 1 or sys.getrefcount(old) != self._references_in_linear:
+        elif new.dim() != 1 or sys.getrefcount(old) != self.references_in_linear:
             return
         books.inplace_adds.append((len(books.events) - 1, ref.number))
 

@@ -1,0 +1,39 @@
+"""Taking a dispatch mode off the stack of its thread, also where it is not the innermost one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchledger import internals
+
+_FLAGS = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+"""What a mode remembers of torch's flags as they were before it was entered."""
+
+
+def leave_mode(mode: Any) -> None:
+    """Take a mode off this thread's stack.
+
+    Modes entered after it stay as they are (two ledgers of tasks that interleave). One that is gone already, because an
+    engine put its thread's stack back, needs nothing.
+    """
+    modes = [m for m in internals.current_dispatch_modes() if getattr(m, "_mode_key", None) is None]
+    if mode not in modes:
+        return
+    if modes[-1] is mode:
+        mode.__exit__(None, None, None)
+        return
+    above = modes[modes.index(mode) + 1 :]
+    for _ in (mode, *above):
+        torch._C._pop_torch_dispatch_stack(None)
+    for other in above:
+        torch._C._push_on_torch_dispatch_stack(other)
+    for name in _FLAGS:  # the next mode remembers how it was with this one
+        ours, theirs = getattr(mode, name, None), getattr(above[0], name, None)
+        if ours and theirs:
+            theirs[-1] = ours.pop()
