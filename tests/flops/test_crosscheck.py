@@ -186,7 +186,10 @@ def test_each_column_is_what_its_counter_says() -> None:
 
 
 def test_a_condition() -> None:
-    check = tl.crosscheck(lambda p, x: torch.cond(p, lambda x: x @ x, lambda x: x @ x @ x, (x,)), torch.tensor(True), SQUARE)  # fmt: skip
+    def run(predicate: Tensor, x: Tensor) -> Tensor:
+        return torch.cond(predicate, lambda x: x @ x, lambda x: x @ x @ x, (x,))
+
+    check = tl.crosscheck(run, torch.tensor(True), SQUARE)
     assert numbers_of(check) == {"aten.mm": (128, 256, None)}
     assert reasons_of(check) == {"aten.mm": "torch runs both branches of torch.cond, whichever is taken"}
 
@@ -361,7 +364,7 @@ def test_the_modules_of_a_function_are_as_before(how: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     before = copy.deepcopy(model.state_dict())
     calls: dict[str, Callable[[], CrossCheck]] = {
-        "closure": lambda: tl.crosscheck(lambda x: model(x), SQUARE, backward=True),
+        "closure": lambda: tl.crosscheck(lambda x: model(x) + 1, SQUARE, backward=True),
         "argument": lambda: tl.crosscheck(lambda module, x: module(x), model, SQUARE, backward=True),
         "method": lambda: tl.crosscheck(model.forward, SQUARE, backward=True),
     }
@@ -403,7 +406,15 @@ def test_compiled_models_run_eagerly_and_are_compiled_later() -> None:
         compiled.append(graph)
         return graph.forward
 
-    root, child, method = (nn.Sequential(nn.Linear(4, 4)) for _ in range(3))
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    root, child, method = nn.Sequential(Block()), nn.Sequential(Block()), Block()
     child[0] = torch.compile(child[0], backend=backend)
     method.compile(backend=backend)
     for model in (torch.compile(root, backend=backend), child, method):
@@ -415,9 +426,10 @@ def test_compiled_models_run_eagerly_and_are_compiled_later() -> None:
         model(SQUARE)
         assert len(compiled) == 1
         compiled.clear()
+        torch.compiler.reset()  # else the next one, which has the same code, is compiled already
 
     function = torch.compile(lambda x: x @ x, backend=backend)
-    check = tl.crosscheck(lambda x: function(x), SQUARE)
+    check = tl.crosscheck(lambda x: function(x) + 1, SQUARE)
     assert numbers_of(check) == {"aten.mm": (128, 128, None)}
     assert "dynamo-optimized function" in check.fvcore_failure
     function(SQUARE)

@@ -99,13 +99,17 @@ def _deliver(ledger: Ledger, path: Path | None, code: int, *, quiet: bool) -> in
         sys.stdout.flush()  # the program's output comes first
     try:
         report = ledger.report
-        if path is not None:
-            report.save(path)  # first: the program may have closed the stream that the tables go to
+        unwritten: ReportWriteError | None = None
+        try:
+            if path is not None:
+                report.save(path)  # first: the program may have closed the stream that the tables go to
+        except ReportWriteError as error:
+            unwritten = error
         if not quiet:
             _say(f"\n{report}")
-    except ReportWriteError as error:
-        _say(f"torchledger: error: {error}")
-        return code or USAGE_ERROR
+        if unwritten is not None:
+            _say(f"torchledger: error: {unwritten}")
+            return code or USAGE_ERROR
     except Exception:  # a fault of ours must not look like the program's
         _say(f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}")
         return code or USAGE_ERROR

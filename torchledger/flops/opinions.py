@@ -136,13 +136,12 @@ def _tracer_let_in() -> Iterator[None]:
 
     That is how ``aten::_convolution`` gets into a trace, which ``aten::convolution`` does not.
     """
-    key = torch._C._parse_dispatch_key("Tracer")
-    shut_out = torch._C._dispatch_tls_is_dispatch_key_excluded(key)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    shut_out = torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer")
+    torch._C._dispatch_tls_set_dispatch_key_excluded("Tracer", False)
     try:
         yield
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, shut_out)
+        torch._C._dispatch_tls_set_dispatch_key_excluded("Tracer", shut_out)
 
 
 class TorchCount(NamedTuple):

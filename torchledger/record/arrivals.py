@@ -9,6 +9,7 @@ import torch
 
 from torchledger import internals
 from torchledger.journal.entries import (
+    EXTERNAL,
     FROM_INPUTS,
     GRADIENT,
     LATE,
@@ -19,7 +20,7 @@ from torchledger.journal.entries import (
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
-from torchledger.record.storages import Cut, plain_parts
+from torchledger.record.storages import Cut, is_external, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
@@ -116,6 +117,15 @@ class Arrivals(Watching):
             site = self.site()
             for i in range(first_new, len(books.blocks)):
                 books.blocks[i] = (*books.blocks[i][:-1], site)
+
+    def note_external(self, out: Any, first_new: int) -> None:
+        """Note results whose memory no allocator of torch's gave: mapped files, arrays of other libraries."""
+        books = self.books
+        for part in plain_parts(out):
+            storage = _storage_of(part)
+            ref = books.live.get(id(storage)) or books.unread.get(id(storage))
+            if ref is not None and ref.number >= books.first + first_new and is_external(storage):
+                books.roles[ref.number] = books.roles.get(ref.number, 0) | EXTERNAL
 
     def are_inputs(self, args: Any) -> bool:
         """Whether there are tensors among the arguments, and all of them are inputs."""

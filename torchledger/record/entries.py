@@ -36,7 +36,7 @@ class Kind(IntEnum):
 class Entry:
     """One operator: how to call it, how it is handled, and what it costs."""
 
-    __slots__ = ("call", "formula", "kind", "name", "op", "operands", "reads", "uncounted")
+    __slots__ = ("call", "formula", "kind", "lifts", "name", "op", "operands", "reads", "uncounted")
 
     def __init__(self, op: Any) -> None:
         rule = lookup(op)
@@ -48,6 +48,8 @@ class Entry:
         self.kind: int = _kind(op, rule.formula is not None)
         # What `lift_fresh` is given was made for it just now, unseen.
         self.reads = op is not aten.lift_fresh.default
+        # May hand over memory that no allocator of torch's gave.
+        self.lifts: bool = rule.name in ("aten.lift_fresh", "aten.from_file", "aten.set_")
         # An overload's `__call__` does nothing but call this.
         self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
 
