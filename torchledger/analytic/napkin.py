@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import overload
 
 from torchledger.accelerators import Accelerator, find_accelerator
@@ -126,8 +127,8 @@ def max_params(n_bytes: float | str, bytes_per_param: float = 16) -> int:
     >>> max_params(8 * 80e9), max_params("80GB", 8)
     (40000000000, 10000000000)
     """
-    if not (isinstance(bytes_per_param, int | float) and math.isfinite(bytes_per_param) and bytes_per_param > 0):
-        raise UsageError(f"bytes_per_param must be a finite number above 0, not {bytes_per_param!r}.")
+    if _number("bytes_per_param", bytes_per_param) == 0:
+        raise UsageError("bytes_per_param must be above 0.")
     size = parse_bytes(n_bytes) if isinstance(n_bytes, str) else _number("n_bytes", n_bytes)
     return int(Fraction(size) // exact_ratio(bytes_per_param))
 
@@ -162,6 +163,6 @@ def _count(name: str, value: float | str) -> float:
 
 
 def _number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+    if isinstance(value, bool) or not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
         raise UsageError(f"{name} must be a finite number of at least 0, not {value!r}.")
-    return value
+    return int(value) if isinstance(value, Integral) else float(value)

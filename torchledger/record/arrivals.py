@@ -20,7 +20,7 @@ from torchledger.journal.entries import (
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
-from torchledger.record.storages import Cut, is_external, plain_parts
+from torchledger.record.storages import Cut, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
@@ -118,13 +118,18 @@ class Arrivals(Watching):
             for i in range(first_new, len(books.blocks)):
                 books.blocks[i] = (*books.blocks[i][:-1], site)
 
-    def note_external(self, out: Any, first_new: int) -> None:
-        """Note results whose memory no allocator of torch's gave: mapped files, arrays of other libraries."""
+    def note_external(self, out: Any, first_new: int, op: str) -> None:
+        """Note results whose memory no allocator of torch's gave: mapped files, arrays of other libraries.
+
+        What a data loader's worker shares comes by way of `set_`, and is torch's own.
+        """
         books = self.books
+        if op == "aten.set_" and isinstance(out, _Tensor) and _storage_of(out).is_shared():
+            return
         for part in plain_parts(out):
             storage = _storage_of(part)
             ref = books.live.get(id(storage)) or books.unread.get(id(storage))
-            if ref is not None and ref.number >= books.first + first_new and is_external(storage):
+            if ref is not None and ref.number >= books.first + first_new and not storage.resizable():
                 books.roles[ref.number] = books.roles.get(ref.number, 0) | EXTERNAL
 
     def are_inputs(self, args: Any) -> bool:

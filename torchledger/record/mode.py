@@ -226,7 +226,7 @@ class Recorder(Arrivals, TorchDispatchMode):
                     self.describe_new(first_new, phase, node, graph, entry, args)
             # What is special about them?
             if entry.lifts:
-                self.note_external(out, first_new)
+                self.note_external(out, first_new, entry.name)
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
             elif kind == _ADDING and len(books.blocks) > first_new:

@@ -109,7 +109,7 @@ class Books:
             self.events.append(number)
         else:
             self.roles[number] = LATE
-            if is_external(storage):
+            if not storage.resizable():
                 self.roles[number] |= EXTERNAL
         return ref
 
@@ -319,11 +319,6 @@ class Books:
         if name is None:
             name = self.dtype_names[dtype] = str(dtype).removeprefix("torch.")
         return name
-
-
-def is_external(storage: torch.UntypedStorage) -> bool:
-    """Whether no allocator of torch's gave the memory; memory that processes share is torch's own."""
-    return not storage.resizable() and not (storage.is_shared() and storage.filename is None)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
