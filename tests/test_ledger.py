@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -238,6 +239,7 @@ def leftovers() -> dict[str, Any]:
     return {
         "call": nn.Module.__call__,
         "backward": torch.autograd._engine_run_backward,
+        "inductor": getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", nn.Module).__call__,
         "resize": torch.UntypedStorage.__dict__.get("resize_"),
         "hooks": (len(optim._global_optimizer_pre_hooks), len(optim._global_optimizer_post_hooks)),
         "module hooks": len(nn.modules.module._global_forward_hooks),

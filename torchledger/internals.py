@@ -88,6 +88,12 @@ def guards_ignore_modes() -> bool:
     return hasattr(torch._C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals")
 
 
+def inductor_graphs() -> Any:
+    """The class of the graphs that Inductor compiled, or None as long as nothing has imported it."""
+    module = sys.modules.get("torch._inductor.output_code")
+    return getattr(module, "CompiledFxGraph", None)
+
+
 def dynamo_callbacks() -> Any:
     """Dynamo's compile callbacks, or None as long as nothing has imported Dynamo."""
     module = sys.modules.get("torch._dynamo.callback")

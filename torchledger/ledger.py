@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 import threading
@@ -143,6 +144,7 @@ class Ledger:
         self._n_parameters: int | None = None
         self._began = 0.0
         self._step_called = False
+        self._created = ""
 
     # The block
 
@@ -151,6 +153,7 @@ class Ledger:
             raise UsageError("this Ledger is already recording: leave its block first, or make another Ledger.")
         self._active = True
         self._step_called = False
+        self._created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
             self._begin_step()
         except BaseException:
@@ -333,7 +336,7 @@ class Ledger:
         )
 
     def _environment(self, flops: FlopStatement) -> dict[str, Any]:
-        environment = describe_environment(sorted(self._devices or set(self._device_names())))
+        environment = describe_environment(sorted(self._devices or set(self._device_names())), self._created)
         environment["dtype"] = max(flops.by_dtype, key=lambda name: (flops.by_dtype[name], name), default=None)
         environment["tokens_per_step"] = self._tokens_per_step
         return environment

@@ -229,12 +229,20 @@ def test_on_meta_under_autocast_and_in_inference_mode() -> None:
         assert numbers_of(tl.crosscheck(linear, SQUARE)) == {"aten.addmm": (128, 128, 128)}
 
 
+def run(n: int, op: str, kind: str, flops: int) -> Product:
+    return Product(op, "forward", flops, (), f"aten::{kind}", n)
+
+
+def test_numbers_are_posted_in_order() -> None:
+    """A number that is wrong, and right for the next op."""
+    ours = [run(1, "aten.bmm", "matmul", 40), run(2, "aten.mm", "matmul", 10)]
+    posted = post_fvcore(FvcoreCount([("aten::matmul", 10), ("aten::matmul", 10)], {}, ours))
+    assert posted.flops == {"aten.bmm": 10, "aten.mm": 10}
+    assert posted.reasons == {"aten.bmm": {"fvcore leaves out the batch that only matmul's second operand has": 1}}
+
+
 def test_what_fvcore_drops_is_found_among_others() -> None:
-    """fvcore's numbers, in the order of the trace, with some of them missing."""
-
-    def run(n: int, op: str, kind: str, flops: int) -> Product:
-        return Product(op, "forward", flops, (), f"aten::{kind}", n)
-
+    """The numbers of fvcore, in the order of the trace, with some of them missing."""
     ours = [
         run(1, "aten.addmm", "linear", 10),
         run(2, "aten.mm", "linear", 20),
@@ -279,6 +287,7 @@ class Stateful(nn.Module):
     def forward(self, x: Tensor, box: dict[str, Tensor]) -> Tensor:
         self.eval()
         self.calls += 1
+        self.new = x
         self.count += 1
         self.seen.append(x)
         self.seen[0].add_(1)
@@ -432,6 +441,7 @@ def test_compiled_models_run_eagerly_and_are_compiled_later() -> None:
     check = tl.crosscheck(lambda x: function(x) + 1, SQUARE)
     assert numbers_of(check) == {"aten.mm": (128, 128, None)}
     assert "dynamo-optimized function" in check.fvcore_failure
+    assert compiled == []
     function(SQUARE)
     assert len(compiled) == 1
 

@@ -52,6 +52,23 @@ def test_same_flops_and_still_compiled(backend: str, whole: bool) -> None:  # py
     assert ledger.report.faults == ()
 
 
+def test_products_in_generated_kernels_are_named() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.reset()
+    function = torch.compile(flex_attention)
+    q, k, v = (torch.randn(1, 2, 256, 16) for _ in range(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = function(q, k, v)
+        with tl.Ledger() as ledger:
+            assert torch.equal(function(q, k, v), expected)
+    flops = ledger.report.flops
+    assert flops.compiled_regions == 1
+    assert sum(flops.uncounted.values()) == 1
+    assert "flex_attention" in next(iter(flops.uncounted))
+
+
 def test_a_function_compiled_before_stays_compiled_inside() -> None:
     torch._dynamo.reset()
     counters.clear()

@@ -1,9 +1,9 @@
 """Number formats: how many bits an element takes, and what those bits can hold.
 
-A float of E exponent bits and p significand bits (the leading one is not stored) has the bias 2**(E-1) - 1, the smallest
-normal number 2**(1 - bias), the relative step 2**(1 - p) and, unless the top exponent is kept for infinities, a largest
-number with that exponent. Sources: IEEE 754-2019 (fp64, fp32, fp16); Micikevicius et al. 2022, "FP8 formats for deep
-learning" (e4m3, e5m2); OCP Microscaling Formats 1.0 (fp4 e2m1).
+A float of E exponent bits and p significand bits (the leading one is not stored) has the bias 2**(E-1) - 1, the
+smallest normal number 2**(1 - bias), the relative step 2**(1 - p) and, unless the top exponent is kept for infinities,
+a largest number with that exponent. Sources: IEEE 754-2019 (fp64, fp32, fp16); Micikevicius et al. 2022, "FP8 formats
+for deep learning" (e4m3, e5m2); OCP Microscaling Formats 1.0 (fp4 e2m1).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class NumberFormat:
     @property
     def _lowest_exponent(self) -> int:
         """The exponent of the smallest normal number."""
-        return 2 - 2 ** (self.exponent_bits - 1)
+        bias: int = 2 ** (self.exponent_bits - 1) - 1
+        return 1 - bias
 
     @property
     def largest(self) -> float:

@@ -23,7 +23,7 @@ SECONDS_PER_HOUR = 3_600
 
 
 @overload
-def training_flops(n_params: int | str, n_tokens: int | str) -> int: ...
+def training_flops(n_params: int | str, n_tokens: int | str) -> int: ...  # type: ignore[overload-overlap]
 @overload
 def training_flops(n_params: float | str, n_tokens: float | str) -> float: ...
 def training_flops(n_params: float | str, n_tokens: float | str) -> float:

@@ -4,8 +4,8 @@ The implementations of torch.optim, read off what they allocate (torch 2.13). P 
 optimizer updates, p_i those of its i-th tensor:
 
 - ``foreach`` (CUDA's default) works on lists of all tensors at once, so its temporaries are multiples of P;
-- ``for-loop`` works on one tensor after the other, and the last temporary of one lives into the next: a·p_i + b·p_(i-1),
-  at its largest;
+- ``for-loop`` works on one tensor after the other, and the last temporary of one lives into the next: the largest
+  a·p_i + b·p_(i-1);
 - ``fused`` needs nothing.
 """
 

@@ -142,9 +142,19 @@ class Recipe:
             raise UsageError(f"there are the ZeRO stages 1, 2 and 3, not {zero!r}.")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise UsageError(f"a recipe is spread over 1 rank or more, not {n!r}.")
-        spread = {"master", "moments"} | ({"gradients"} if zero >= 2 else set()) | ({"weights"} if zero >= 3 else set())
-        parts = {name: _plain(exact_ratio(getattr(self, name)) / n) for name in spread}
-        return replace(self, **parts, zero=zero, ranks=n)
+
+        def share(nbytes: float, from_stage: int) -> float:
+            return _plain(exact_ratio(nbytes) / n) if zero >= from_stage else nbytes
+
+        return replace(
+            self,
+            weights=share(self.weights, 3),
+            gradients=share(self.gradients, 2),
+            master=share(self.master, 1),
+            moments=share(self.moments, 1),
+            zero=zero,
+            ranks=n,
+        )
 
     def total_bytes(self, n_params: int) -> int:
         """Bytes of ``n_params`` parameters on one device at rest, rounded up to a whole byte.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import platform
 from typing import Any
 
@@ -12,7 +11,7 @@ from torchledger._version import __version__
 from torchledger.accelerators import match_device_name
 
 
-def describe_environment(devices: list[str]) -> dict[str, Any]:
+def describe_environment(devices: list[str], created: str) -> dict[str, Any]:
     """Versions, platform and the devices in use; ``accelerator`` is a key of the accelerator table, or None."""
     found: dict[str, Any] = {}
     accelerator = None
@@ -32,5 +31,5 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": found,
         "accelerator": accelerator,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": created,
     }

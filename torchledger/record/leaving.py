@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 
 from torchledger import internals
 
-_FLAGS = (
-    "old_dispatch_mode_flags",
-    "old_non_infra_dispatch_mode_flags",
-    "old_without_ignore_compile_internals_dispatch_mode_flags",
-)
-"""What a mode remembers of torch's flags as they were before it was entered."""
+_FLAGS = {
+    "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
+    "old_non_infra_dispatch_mode_flags": "_is_in_non_infra_torch_dispatch_mode",
+    "old_without_ignore_compile_internals_dispatch_mode_flags": "_is_in_any_mode_without_ignore_compile_internals",
+}
+"""What a mode remembers of torch's flags as they were before it was entered, and the flags."""
+
+
+def restore_flags(mode: Any) -> None:
+    """Set the flags, which are all threads', as they were before a mode that cannot be taken off its stack."""
+    for remembered, flag in _FLAGS.items():
+        if (before := getattr(mode, remembered, None)) and hasattr(_python_dispatch, flag):
+            setattr(_python_dispatch, flag, before.pop())
 
 
 def leave_mode(mode: Any) -> None:

@@ -22,9 +22,10 @@ from torchledger.journal.entries import (
     GRADIENT,
 )
 from torchledger.record.arrivals import COMPILED, Arrivals
+from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
-from torchledger.record.leaving import leave_mode
+from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
     BACKWARD,
@@ -106,6 +107,7 @@ class Recorder(Arrivals, TorchDispatchMode):
                 leave_mode(self)
                 return True
             self.__class__ = _Stopped  # no thread can take a mode from another's stack
+            restore_flags(self)
             return False
         finally:
             self.end_watching()
@@ -374,6 +376,15 @@ class Recorder(Arrivals, TorchDispatchMode):
             with self:
                 return run_container(entry.op, args, kwargs)
         return entry.op(*args, **kwargs)
+
+    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+        """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
+        module = place.stack[-1] if place.stack else OUTSIDE
+        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
+            module = self.runs[-1].log.module_of(node._sequence_nr())
+        self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
+        for name in products_inside(graph):
+            self.uncounted(name, module)
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

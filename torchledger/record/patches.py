@@ -45,6 +45,9 @@ class Watcher(Protocol):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
 
+    def compiled_graph_runs(self, graph: Any) -> None:
+        """Code that Inductor generated is about to run."""
+
 
 autograd: Any = torch.autograd
 storages: Any = torch.UntypedStorage
@@ -76,6 +79,7 @@ def unwatch(watcher: Watcher, thread: int) -> None:
 def _install() -> None:
     _patch_modules()
     _patch_guards()
+    _patch_inductor()
     _patch_backward()
     _patch_resize()
     pre = register_optimizer_step_pre_hook(_before_optimizer)
@@ -201,12 +205,34 @@ def _guards_patched() -> bool:
     return getattr(manager.__init__, "torchledger", False)
 
 
+def _patch_inductor() -> None:
+    """Tell of each run of generated code: its own kernels are never dispatched."""
+    graphs = internals.inductor_graphs()
+    if graphs is None or getattr(graphs.__call__, "torchledger", False):
+        return
+    original = graphs.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers.get(threading.get_ident(), ()):
+            watcher.compiled_graph_runs(self)
+        return original(self, *args, **kwargs)
+
+    def restore() -> None:
+        if graphs.__call__ is call:
+            graphs.__call__ = original
+
+    call.torchledger = True  # type: ignore[attr-defined]
+    graphs.__call__ = call
+    _undo.append(restore)
+
+
 def attach_to_dynamo() -> bool:
     """Watch for compilations from now on, if anything has imported Dynamo by now; says whether it has."""
     for compiling in _compile_watch:
         compiling.attach()
     if _compile_watch:
         _patch_guards()
+        _patch_inductor()
     return internals.dynamo_callbacks() is not None
 
 

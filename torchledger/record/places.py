@@ -114,6 +114,9 @@ class Listener(Protocol):
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
         """A storage has a new size."""
 
+    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+        """Generated code is about to run."""
+
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
 
@@ -184,6 +187,13 @@ class Place:
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
         self.recorder.storage_resized(storage, self)
+
+    def compiled_graph_runs(self, graph: Any) -> None:
+        """Code that Inductor generated is about to run."""
+        try:
+            self.recorder.compiled_graph_runs(graph, self)
+        except Exception as error:
+            self.recorder.fault("compiled code could not be looked at", error)
 
 
 def in_function_forward() -> bool:

@@ -81,7 +81,7 @@ def post_product(
         return
     if recorder.dynamo_is_about:
         region = compiled_region(sys._getframe(2))
-        if region:
+        if region and "torchinductor" not in region:  # Inductor's tell of themselves
             recorder.compiled_regions.add((region, module))
     dtype = ""
     found: tuple[int, ...] = ()

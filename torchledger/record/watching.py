@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch import nn
@@ -140,6 +141,9 @@ class Watching:
         """`UntypedStorage.resize_` was called, which no op shows."""
         stack = place.stack
         self.books.resized(storage, self.phase or OUTSIDE_PHASE, stack[-1] if stack else OUTSIDE)
+
+    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+        """Overridden by the recorder: generated code is about to run."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
