@@ -73,24 +73,27 @@ def vit_forward(b: int, image: int, patch: int, e: int, f: int, n_layers: int, c
     return vit_patches(b, image, patch, e) + n_layers * encoder_block(b, t, e, f) + linear(b, e, classes)
 
 
-def count_layers(model: nn.Module, run: Callable[[], Any]) -> int:
-    """FLOPs of all convolutions and linear layers in a call, from the shapes that their hooks see."""
-    total = 0
+def flops_of_layers(model: nn.Module, run: Callable[[], Any]) -> dict[str, int]:
+    """FLOPs of each convolution and linear layer that a call runs, from the shapes that its hook sees."""
+    found: dict[str, int] = {}
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, transformers.pytorch_utils.Conv1D)
 
-    def count(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        if isinstance(layer, nn.Linear):
-            total += 2 * output.numel() * layer.in_features
-        else:
-            transposed = isinstance(layer, nn.ConvTranspose2d)
-            total += 2 * (inputs[0] if transposed else output).numel() * prod(layer.weight.shape[1:])
+    def watch(name: str, layer: Any) -> Any:
+        def count(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if isinstance(layer, nn.Linear | transformers.pytorch_utils.Conv1D):
+                flops = 2 * output.numel() * inputs[0].shape[-1]
+            else:
+                transposed = isinstance(layer, nn.ConvTranspose2d)
+                flops = 2 * (inputs[0] if transposed else output).numel() * prod(layer.weight.shape[1:])
+            found[name] = found.get(name, 0) + flops
 
-    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.ConvTranspose2d
-    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, kinds)]
+        return layer.register_forward_hook(count)
+
+    hooks = [watch(name, layer) for name, layer in model.named_modules() if isinstance(layer, kinds)]
     run()
     for hook in hooks:
         hook.remove()
-    return total
+    return found
 
 
 # The models
@@ -292,13 +295,12 @@ def differences(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, tuple
 def test_forward(name: str) -> None:
     case = CASES[name]
     model = case.make()
-    expected = case.forward
-    if expected is None:
-        expected = count_layers(model, lambda: case.call(model)) + case.fused
+    layers = flops_of_layers(model, lambda: case.call(model))
     with tl.Ledger(model) as ledger:
         case.call(model)
     flops = check_books(ledger.report)
-    assert flops.total == flops.forward == expected
+    assert flops.total == flops.forward == (sum(layers.values()) + case.fused if case.forward is None else case.forward)
+    assert {layer: flops.by_module[layer].forward for layer in layers} == layers
     lacks = case.lacks | ({FUSED: case.fused} if case.fused else {})
     assert differences(flops.by_op, by_op_of_torch(lambda: case.call(model))) == {op: (n, 0) for op, n in lacks.items()}
 

@@ -66,7 +66,7 @@ def test_products_in_generated_kernels_are_named() -> None:
     flops = ledger.report.flops
     assert flops.compiled_regions == 1
     assert sum(flops.uncounted.values()) == 1
-    assert "flex_attention" in next(iter(flops.uncounted))
+    assert next(iter(flops.uncounted)).startswith("inductor.")
 
 
 def test_a_function_compiled_before_stays_compiled_inside() -> None:

@@ -203,7 +203,7 @@ def _feed_forward(a: Architecture, n_rows: int, element: int) -> list[Saved]:
 
 
 def _experts(a: Architecture, tokens: int, how: Saving) -> list[Saved]:
-    """A loop over experts that gathers each one's tokens, weighs its outputs and adds them up.
+    """A loop over experts that gathers each one's tokens, weighs its outputs and adds them up with ``index_add``.
 
     The router takes the softmax of its logits, the k largest, and divides by their sum.
     """
@@ -219,4 +219,5 @@ def _experts(a: Architecture, tokens: int, how: Saving) -> list[Saved]:
         *_feed_forward(a, routed, e),
         Saved("expert outputs", routed * a.width * e, "never"),
         Saved("weights of expert outputs", routed * e, "never"),
+        Saved("weighted outputs", routed * a.width * e, "never"),
     ]
