@@ -161,6 +161,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "formula": lambda: torchledger.formula("floors_test::op"),
     "hfu": lambda: torchledger.hfu(1e12, 1.0, accelerator="l4", dtype="bf16"),
     "mfu": lambda: torchledger.mfu(1e12, 1.0, accelerator="l4", dtype="bf16"),
+    "recipe": lambda: torchledger.recipe("adamw-fp32"),
     "schedule": lambda: torchledger.schedule(wait=1, warmup=1, active=1),
 }
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import torchledger as tl
 
@@ -23,7 +23,9 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers
 
 FUSED = "aten._scaled_dot_product_flash_attention_for_cpu"
-"""torch's counter knows neither this nor its backward; under a dropout or on meta, attention runs as two products."""
+"""Under a dropout or on meta, attention runs as two products instead."""
+TORCH_LACKS_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry
+"""Up to 2.14 torch's counter knows neither this nor its backward."""
 
 
 # What each model costs, by hand
@@ -301,7 +303,7 @@ def test_forward(name: str) -> None:
     flops = check_books(ledger.report)
     assert flops.total == flops.forward == (sum(layers.values()) + case.fused if case.forward is None else case.forward)
     assert {layer: flops.by_module[layer].forward for layer in layers} == layers
-    lacks = case.lacks | ({FUSED: case.fused} if case.fused else {})
+    lacks = case.lacks | ({FUSED: case.fused} if case.fused and TORCH_LACKS_FUSED else {})
     assert differences(flops.by_op, by_op_of_torch(lambda: case.call(model))) == {op: (n, 0) for op, n in lacks.items()}
 
 
@@ -324,7 +326,7 @@ def test_training(name: str) -> None:
     assert flops.attention_rescore == case.fused // 2
     theirs = by_op_of_torch(step)
     lacks = {op: 3 * n for op, n in case.lacks.items()}
-    if case.fused:
+    if case.fused and TORCH_LACKS_FUSED:
         lacks |= {FUSED: case.fused, f"{FUSED}_backward": 5 * case.fused // 2}
     assert differences(flops.by_op, theirs) == {op: (n, 0) for op, n in lacks.items()} | {
         op: (flops.by_op[op], flops.by_op[op] + n) for op, n in case.excess.items()
@@ -351,7 +353,8 @@ def test_crosscheck(name: str) -> None:
     with tl.Ledger(model) as ledger:
         case.call(model).backward()
     assert check.ours == ledger.report.flops.total
-    assert check.fvcore_failure == check.torch_failure == ""
+    assert check.torch_failure == ""
+    assert check.fvcore_failure == "" or "padding=[]" in check.fvcore_failure  # torch 2.9 cannot trace Mamba
     assert "not known" not in str(check)
     for row in check.rows:
         assert (row.why == "") == (row.ours == row.torch and row.fvcore in (None, row.ours))

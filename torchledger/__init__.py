@@ -9,6 +9,11 @@ from torchledger._version import __version__
 
 if TYPE_CHECKING:
     from torchledger.accelerators import find_accelerator as find_accelerator
+    from torchledger.analytic import napkin as napkin
+    from torchledger.analytic.recipes import Recipe as Recipe
+    from torchledger.analytic.recipes import recipe as recipe
+    from torchledger.analytic.recipes import recipes as recipes
+    from torchledger.analytic.transformer import TransformerSpec as TransformerSpec
     from torchledger.analytic.utilization import hfu as hfu
     from torchledger.analytic.utilization import mfu as mfu
     from torchledger.errors import TorchledgerError as TorchledgerError
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from torchledger.journal.statements import ParameterFlops as ParameterFlops
     from torchledger.journal.statements import StepReport as StepReport
     from torchledger.ledger import Ledger as Ledger
-    from torchledger.ledger import schedule as schedule
+    from torchledger.record.schedules import schedule as schedule
     from torchledger.report import Report as Report
 
 _HOMES = {
@@ -36,16 +41,21 @@ _HOMES = {
     "MemorySnapshot": "journal.statements",
     "MemoryStatement": "journal.statements",
     "ParameterFlops": "journal.statements",
+    "Recipe": "analytic.recipes",
     "Report": "report",
     "StepReport": "journal.statements",
     "TorchledgerError": "errors",
+    "TransformerSpec": "analytic.transformer",
     "UncountedOpError": "errors",
     "crosscheck": "flops.crosscheck",
     "find_accelerator": "accelerators",
     "formula": "flops.registry",
     "hfu": "analytic.utilization",
     "mfu": "analytic.utilization",
-    "schedule": "ledger",
+    "napkin": "analytic",
+    "recipe": "analytic.recipes",
+    "recipes": "analytic.recipes",
+    "schedule": "record.schedules",
 }
 
 __all__ = ["__version__", *_HOMES]

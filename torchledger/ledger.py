@@ -9,8 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,59 +23,15 @@ from torchledger.journal.statements import FlopStatement, StepReport, Unrecorded
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
+from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.environment import describe_environment
 from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.readings import Readings
+from torchledger.record.schedules import Schedule
 from torchledger.report import Report
 
-Alive = TypeVar("Alive")
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Which steps are recorded; made by `schedule`."""
-
-    wait: int
-    warmup: int
-    active: int
-    repeat: int = 0
-    skip_first: int = 0
-
-    def records(self, step: int) -> bool:
-        """Whether step number ``step`` (from 0) is recorded."""
-        step -= self.skip_first
-        length = self.wait + self.warmup + self.active
-        if step < 0 or (self.repeat and step >= self.repeat * length):
-            return False
-        return step % length >= self.wait + self.warmup
-
-
-def schedule(*, wait: int = 0, warmup: int = 0, active: int, repeat: int = 0, skip_first: int = 0) -> Schedule:
-    """A schedule with the meaning of `torch.profiler.schedule`: skip, then cycles of wait, warm up and record.
-
-    Outside the active steps the ledger costs nothing; their wall time is what MFU is computed from.
-
-    Args:
-        wait: Steps of each cycle that are left alone.
-        warmup: Steps after them that are left alone too.
-        active: Steps of each cycle that are recorded.
-        repeat: Number of cycles; 0 goes on for ever.
-        skip_first: Steps before the first cycle.
-
-    Raises:
-        UsageError: a number is negative or not an int, or ``active`` is 0.
-
-    >>> [schedule(wait=1, warmup=1, active=2).records(step) for step in range(6)]
-    [False, False, True, True, False, False]
-    """
-    for name, value in (("wait", wait), ("warmup", warmup), ("repeat", repeat), ("skip_first", skip_first)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise UsageError(f"schedule({name}={value!r}): give a number of steps, 0 or more.")
-    if not isinstance(active, int) or isinstance(active, bool) or active < 1:
-        raise UsageError(f"schedule(active={active!r}): give the number of steps to record, 1 or more.")
-    return Schedule(wait, warmup, active, repeat, skip_first)
 
 
 class Ledger:
@@ -114,12 +69,12 @@ class Ledger:
         stacks: bool = False,
         _auto_step: bool = False,
     ) -> None:
-        models = _as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
-        optimizers = _as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
+        models = as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
+        optimizers = as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
         # Weakly: a ledger keeps neither alive.
         self._models = [weakref.ref(item) for item in models]
         self._optimizers = [weakref.ref(item) for item in optimizers]
-        _check_tokens("Ledger(tokens_per_step", tokens_per_step)
+        check_tokens("Ledger(tokens_per_step", tokens_per_step)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"Ledger(keep={keep!r}): give the number of step reports to keep, 1 or more.")
         if schedule is not None and not isinstance(schedule, Schedule):
@@ -216,7 +171,7 @@ class Ledger:
         Raises:
             UsageError: outside the ledger's block.
         """
-        _check_tokens("step(tokens", tokens)
+        check_tokens("step(tokens", tokens)
         if not self._active:
             raise UsageError("Ledger.step() outside the block: call it inside `with Ledger(...) as ledger:`.")
         self._step_called = True
@@ -270,9 +225,9 @@ class Ledger:
         self._reader = StepReader()
         recorder = _Recorder(self, strict=self._strict, stacks=self._stacks)
         try:
-            for model in _alive(self._models):
+            for model in alive(self._models):
                 recorder.add_model(model, given=True)
-            for optimizer in _alive(self._optimizers):
+            for optimizer in alive(self._optimizers):
                 recorder.parameters.add_optimizer(optimizer)
         except Exception as fault:
             recorder.fault("a model or an optimizer could not be entered", fault)
@@ -410,34 +365,6 @@ def _higher(one: StepReport, other: StepReport) -> bool:
     """Whether one step's peak on its main device is the higher one, an accelerator before the CPU."""
     a, b = is_accelerator(one.main_device), is_accelerator(other.main_device)
     return (a, one.peak.total_bytes) > (b, other.peak.total_bytes)
-
-
-def _check_tokens(where: str, tokens: Any) -> None:
-    if tokens is None or (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0):
-        return
-    raise UsageError(f"{where}={tokens!r}): give a whole number of tokens, 0 or more.")
-
-
-def _alive(references: list[weakref.ref[Alive]]) -> Iterator[Alive]:
-    for reference in references:
-        if (found := reference()) is not None:
-            yield found
-
-
-def _as_list(value: Any, kind: type, name: str, wanted: str) -> list[Any]:
-    if value is None:
-        return []
-    items: Sequence[Any]
-    if isinstance(value, kind) or hasattr(value, "param_groups"):
-        items = [value]
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | torch.Tensor):
-        items = list(value)
-    else:
-        items = [value]
-    for item in items:
-        if not isinstance(item, kind) and not (name == "optimizer" and hasattr(item, "param_groups")):
-            raise UsageError(f"Ledger({name}=...): {type(item).__name__} is not {wanted}.")
-    return list(items)
 
 
 def _cuda_devices() -> list[str]:

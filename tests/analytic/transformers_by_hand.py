@@ -85,16 +85,13 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
-        if self.fused:
-            shared = self.a.n_heads != self.a.n_kv_heads
-            y = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=shared, dropout_p=self.a.attention_dropout
-            )
-        elif self.selective:
-            y = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y = self.core(q, k, v)
+        core = self.fused_core if self.fused else self.core
+        y = checkpoint(core, q, k, v, use_reentrant=False) if self.selective else core(q, k, v)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shared, p = self.a.n_heads != self.a.n_kv_heads, self.a.attention_dropout
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared, dropout_p=p)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         n = self.a.n_heads // self.a.n_kv_heads
@@ -194,8 +191,5 @@ class Model(nn.Module):
         x = self.dropout(x, self.a.embedding_dropout)
         angles = angles_of(self.a, seq, x.dtype, str(x.device))
         for layer in self.layers:
-            if self.kind:
-                x = checkpoint(layer, x, angles, use_reentrant=self.kind == "reentrant", preserve_rng_state=False)
-            else:
-                x = layer(x, angles)
+            x = checkpoint(layer, x, angles, use_reentrant=self.kind == "reentrant") if self.kind else layer(x, angles)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())

@@ -2,9 +2,10 @@
 
 The letters are those of `torchledger.analytic.architecture`. The model is made of PyTorch's own ops, one kernel each:
 ``linear``, ``layer_norm`` or ``rms_norm``, ``gelu``/``silu``/``relu``, ``dropout``, ``softmax``, ``cross_entropy``. A
-tensor that two ops save counts once; parameters, token ids, targets and the scalars of the loss do not count. What each
-op saves is in its derivative (tools/autograd/derivatives.yaml of PyTorch); the sum for a GPT layer is that of
-Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 4.
+tensor that two ops save counts once; parameters, token ids, targets, the scalars of the loss and the seeds of random
+generators do not count. What each op saves is in its derivative (tools/autograd/derivatives.yaml of PyTorch); the sum
+for a GPT layer is that of Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models",
+section 4.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torchledger.errors import UsageError
 CONVENTIONS = ("cuda", "cpu", "meta", "paper")
 _INDEX_BYTES = 8
 _LOGSUMEXP_BYTES = 4
+_PADDED = 32
 
 
 class Saved(NamedTuple):
@@ -73,6 +75,11 @@ class Saving:
         if self.convention == "paper":
             return 0
         return self.element if self.convention == "cpu" else max(self.element, 4)
+
+    @property
+    def is_efficient(self) -> bool:
+        """Whether fused attention is CUDA's memory-efficient kernel, the only one in fp32, which pads its sums."""
+        return self.convention == "cuda" and self.element >= 4
 
     @property
     def wide(self) -> int:
@@ -171,9 +178,9 @@ def _attention(a: Architecture, batch: int, seq: int, how: Saving, checkpoint: s
         rows += _norm("rms", "key norm", tokens * a.n_kv_heads, a.head_width, how, "heads")
     n_scores = batch * a.n_heads * seq * seq
     if how.attention == "fused":
-        if a.attention_dropout and how.convention == "cpu":
-            raise UsageError("on the CPU attention with dropout is never fused: take attention='math'.")
-        return [*rows, Saved("log of sums", batch * a.n_heads * seq * _LOGSUMEXP_BYTES, in_core=True)]
+        _check_fused(a, how)
+        n_sums = batch * a.n_heads * (-(-seq // _PADDED) * _PADDED if how.is_efficient else seq)
+        return [*rows, Saved("log of sums", n_sums * _LOGSUMEXP_BYTES, in_core=True)]
     masked = how.causal_mask and how.convention != "paper"
     rows += [
         Saved("causal mask", seq * seq if masked else 0, "never", in_core=True),
@@ -185,6 +192,13 @@ def _attention(a: Architecture, batch: int, seq: int, how: Saving, checkpoint: s
             Saved("attention weights after dropout", n_scores * e, in_core=True),
         ]
     return rows
+
+
+def _check_fused(a: Architecture, how: Saving) -> None:
+    if a.attention_dropout and how.convention == "cpu":
+        raise UsageError("on the CPU attention with dropout is never fused: take attention='math'.")
+    if a.n_kv_heads != a.n_heads and how.is_efficient:
+        raise UsageError("on CUDA attention in fp32 is never fused where heads share keys: take attention='math'.")
 
 
 def _dropout(name: str, probability: float, n_elements: int, how: Saving) -> list[Saved]:

@@ -21,11 +21,12 @@ from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.journal.entries import (
     GRADIENT,
 )
-from torchledger.record.arrivals import COMPILED, Arrivals
+from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.leaving import leave_mode, restore_flags
+from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
     BACKWARD,
@@ -34,35 +35,28 @@ from torchledger.record.places import (
     OUTSIDE_PHASE,
     RECOMPUTE,
     Place,
-    SubclassOp,
     compiled_region,
-    in_checkpoint_hook,
     in_function_forward,
-    is_compilers_node,
 )
-from torchledger.record.products import post_product, whole_product
+from torchledger.record.products import post_product
 from torchledger.record.storages import Ref, plain_parts
 from torchledger.record.sums import Sums
 
 _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
 _ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
-_ACCUMULATE_NUMBER = 2**64 - 1
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
 _current_node = internals.current_autograd_node
 _AccumulateGrad = internals.AccumulateGrad
-_make_grads_code = getattr(internals.make_grads, "__code__", None)
-_CheckpointNode = internals.CheckpointFunctionNode
-_is_fwd_grad_enabled = internals.is_fwd_grad_enabled
 _engine_code = internals.engine_run_backward.__code__
 _is_grad_enabled = torch.is_grad_enabled
 _OutOfMemoryError = torch.OutOfMemoryError
 
 
-class Recorder(Arrivals, TorchDispatchMode):
+class Recorder(Locating, TorchDispatchMode):
     """Writes what happens on the thread that it was started on (and on the engine's threads) into its books."""
 
     supports_higher_order_operators = True
@@ -75,12 +69,7 @@ class Recorder(Arrivals, TorchDispatchMode):
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
-        self.node_module = OUTSIDE
-        self.node_first_block = 0
-        self.checkpoints_seen = False
-        self.subclass_op: SubclassOp | None = None
         self.compiled_regions: set[tuple[str, int]] = set()
-        self.distributed_product: tuple[str, int] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -256,66 +245,6 @@ class Recorder(Arrivals, TorchDispatchMode):
             self.books.enter(out, GRADIENT, made=made)  # not the indices of a sparse one, which are cloned next
         return out
 
-    def locate_in_optimizer(self, place: Place, args: Any) -> tuple[str, int]:
-        """(phase, module) of an op in an optimizer's step: its closure's forward is a forward."""
-        stack = place.stack
-        if len(stack) > self.runs[-1].depth:
-            return FORWARD, stack[-1]
-        if _is_grad_enabled() and any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args):
-            return FORWARD, OUTSIDE
-        return OPTIMIZER, OUTSIDE
-
-    def locate_in_backward(self, place: Place) -> tuple[str, int, Any]:
-        """(phase, module, current node) of an op while a backward runs."""
-        run = self.runs[-1]
-        stack = place.stack
-        depth = run.depth if place.thread == run.thread else 0
-        node = _current_node()
-        if node is None:
-            return BACKWARD, stack[-1] if stack else OUTSIDE, None
-        number = node._sequence_nr()
-        if number != self.node_number:
-            self.node_number = number
-            self.node_first_block = self.books.first + len(self.books.blocks)
-            self.node_module = (
-                self.accumulating_module(node) if number == _ACCUMULATE_NUMBER else run.log.module_of(number)
-            )
-        elif number == _ACCUMULATE_NUMBER:
-            self.node_module = self.accumulating_module(node)
-        if len(stack) > depth and not is_compilers_node(node):
-            self.checkpoints_seen = True
-            return RECOMPUTE, stack[-1], node
-        if run.create_graph:
-            if (self.checkpoints_seen and in_checkpoint_hook()) or type(node) is _CheckpointNode:
-                return RECOMPUTE, self.node_module, node
-            place.log.note(place.seen_number, self.node_module)
-            place.seen_number = internals.get_sequence_nr()
-        elif (
-            (_is_grad_enabled() and not is_compilers_node(node))
-            or type(node) is _CheckpointNode
-            or (not _is_fwd_grad_enabled() and in_function_forward())
-            or (self.checkpoints_seen and in_checkpoint_hook())
-        ):
-            self.checkpoints_seen = True
-            return RECOMPUTE, self.node_module, node
-        return BACKWARD, self.node_module, node
-
-    def locate_outside(self, place: Place) -> tuple[str, int, bool]:
-        """(phase, module, whether a graph is recorded) of an op that no module and no backward runs."""
-        if internals.current_graph_task_id() != -1:
-            return BACKWARD, OUTSIDE, True
-        number = internals.get_sequence_nr()
-        grew, place.seen_number = number != place.seen_number, number
-        if sys._getframe(2).f_code is _make_grads_code:
-            return BACKWARD, OUTSIDE, True
-        if not _is_grad_enabled():
-            return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)
-        around = self.subclass_op
-        grew = grew or (around is not None and around.number == number and around.phase is FORWARD)
-        if grew and self.after_optimizer:
-            self.forward_after_optimizer()
-        return (FORWARD if grew else OUTSIDE_PHASE), OUTSIDE, True
-
     # Less often
 
     def learn(self, func: Any) -> Entry:
@@ -336,25 +265,6 @@ class Recorder(Arrivals, TorchDispatchMode):
             if t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
                 return True
         return None
-
-    def accumulating_module(self, node: Any) -> int:
-        """The module of the parameter whose gradient is being stored."""
-        number = self.books.parameter_of(node.variable)
-        return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
-
-    def note_subclass_op(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> None:
-        """An op on a subclass, which runs ops of its own inside: those are what is posted, but they make no nodes."""
-        if entry.formula is not None and any(type(arg).__name__ == "DTensor" for arg in args):
-            self.distributed_product = whole_product(entry, args, kwargs)
-        if self.runs:
-            return
-        place = self.place
-        number = internals.get_sequence_nr()
-        grew, place.seen_number = number != place.seen_number, number
-        tracked = _is_grad_enabled() and any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args)
-        before = self.subclass_op
-        if before is None or before.number != number or not before.tracked:
-            self.subclass_op = SubclassOp(number, tracked, FORWARD if grew and tracked else OUTSIDE_PHASE)
 
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""
