@@ -138,8 +138,8 @@ def test_what_is_refused(config: object, says: str) -> None:
 
 def test_a_configuration_is_read_without_transformers() -> None:
     code = (
-        "import sys; import torchledger as tl;"
-        "print(tl.TransformerSpec.from_hf({'model_type': 'gpt2'}).n_params, {'torch', 'transformers'} & set(sys.modules))"
+        "import sys; import torchledger as tl; spec = tl.TransformerSpec.from_hf({'model_type': 'gpt2'});"
+        "print(spec.n_params, {'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "124439808 set()\n"

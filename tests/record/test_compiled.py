@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,31 @@ def test_products_in_generated_kernels_are_named() -> None:
     assert flops.compiled_regions == 1
     assert sum(flops.uncounted.values()) == 1
     assert next(iter(flops.uncounted)).startswith("inductor.")
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "inside"),
+    [
+        (torch.mv, [(8, 16), (16,)], True),
+        (lambda a, b: torch.bmm(a, b).relu(), [(4, 1, 16), (4, 16, 8)], True),
+        (lambda a, b: torch.bmm(a, b).relu() + 1, [(4, 8, 8), (4, 8, 8)], False),
+        (lambda a, b: torch.relu(a @ b) * 2, [(8, 16), (16, 8)], False),
+        (lambda x, w: torch.nn.functional.conv2d(x, w * 2), [(1, 3, 8, 8), (4, 3, 3, 3)], False),
+    ],
+)
+def test_products_written_out_as_sums_are_named(function: Any, shapes: list[tuple[int, ...]], inside: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function)
+    operands = [torch.randn(shape) for shape in shapes]
+    compiled(*operands)
+    with tl.Ledger() as ledger:
+        compiled(*operands)
+    flops = ledger.report.flops
+    assert bool(flops.uncounted) == inside
+    assert (flops.total == 0) == inside
+    if inside:
+        with pytest.raises(tl.UncountedOpError), tl.Ledger(strict=True):
+            compiled(*operands)
 
 
 def test_a_function_compiled_before_stays_compiled_inside() -> None:

@@ -39,4 +39,8 @@ COMMANDS = (
     ),
     CommandRow("run", "torchledger.cli.run", "measure a script that knows nothing of torchledger", runs_script=True),
     CommandRow("show", "torchledger.cli.show", "print a saved report"),
+    CommandRow("napkin", "torchledger.cli.napkin", "what a training run costs: FLOPs, days, device-hours"),
+    CommandRow("fit", "torchledger.cli.fit", "the largest model whose weights, gradients and optimizer state fit"),
+    CommandRow("accelerators", "torchledger.cli.accelerators", "peaks, memory and bandwidths, with their sources"),
+    CommandRow("dtypes", "torchledger.cli.dtypes", "what the bits of each number format can hold"),
 )

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchledger import internals
+from torchledger.errors import UncountedOpError
 from torchledger.record.names import OUTSIDE, Names
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
@@ -192,6 +193,8 @@ class Place:
         """Code that Inductor generated is about to run."""
         try:
             self.recorder.compiled_graph_runs(graph, self)
+        except UncountedOpError:
+            raise
         except Exception as error:
             self.recorder.fault("compiled code could not be looked at", error)
 
