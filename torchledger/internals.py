@@ -56,6 +56,22 @@ current_dispatch_modes: Final[Callable[[], list[Any]]] = _required(
     "utils._python_dispatch._get_current_dispatch_mode_stack"
 )
 """The dispatch modes of this thread, outermost first."""
+pop_dispatch_mode: Final[Callable[[Any], Any]] = _required("_C._pop_torch_dispatch_stack")
+"""Take the innermost mode off this thread's stack."""
+push_dispatch_mode: Final[Callable[[Any], None]] = _required("_C._push_on_torch_dispatch_stack")
+"""Put a mode on this thread's stack."""
+no_torch_dispatch: Final[Any] = _required("_C._disabled_torch_dispatch_impl")
+"""The `__torch_dispatch__` of subclasses that do without one."""
+composite_implicit_key: Final[Any] = _required("_C.DispatchKey.CompositeImplicitAutograd")
+"""The dispatch key of kernels that are made of other ops."""
+is_functorch_wrapped: Final[Callable[[torch.Tensor], bool]] = _required("_C._functorch.is_functorch_wrapped_tensor")
+"""Whether a tensor is one of a function transform's, which hides its storage."""
+get_tracing_state: Final[Callable[[], Any]] = _required("_C._get_tracing_state")
+"""The state of a `torch.jit.trace` that runs, or None."""
+is_key_excluded: Final[Callable[[str], bool]] = _required("_C._dispatch_tls_is_dispatch_key_excluded")
+"""Whether this thread dispatches past a key."""
+set_key_excluded: Final[Callable[[str, bool], None]] = _required("_C._dispatch_tls_set_dispatch_key_excluded")
+"""Dispatch past a key on this thread, or no longer."""
 no_dispatch_modes: Final[Callable[[], Any]] = _required("utils._python_dispatch._disable_current_modes")
 """A context without the dispatch modes of this thread."""
 engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")

@@ -1,4 +1,4 @@
-"""``torchledger napkin``: figures worked out by hand, numbers as people write them, and one line for what is refused."""
+"""``torchledger napkin``: figures worked out by hand, numbers as people write them, one line for what is refused."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class OurCount(TorchDispatchMode):
             if kind.__name__ in ("FakeTensor", "FunctionalTensor"):
                 if kind.__name__ == "FunctionalTensor" or not self._with_fake:
                     return func(*args, **kwargs)  # somebody works out shapes
-            elif kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            elif kind.__torch_dispatch__ is not internals.no_torch_dispatch:
                 return NotImplemented
         if isinstance(func, HigherOrderOperator) and func.name() in CONTAINERS:
             self.branches += func.name() == "cond"
@@ -100,7 +100,7 @@ class OurCount(TorchDispatchMode):
 
     def _run_traced(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an op and note the op of the trace that it is inside: the last one that the tracer wrote."""
-        tracing = torch._C._get_tracing_state() is not None  # off while an op that it wrote runs
+        tracing = internals.get_tracing_state() is not None  # off while an op that it wrote runs
         before = self._graph.insertPoint().prev()
         with _tracer_let_in() if tracing else nullcontext():
             result = func(*args, **kwargs)
@@ -136,12 +136,12 @@ def _tracer_let_in() -> Iterator[None]:
 
     That is how ``aten::_convolution`` gets into a trace, which ``aten::convolution`` does not.
     """
-    shut_out = torch._C._dispatch_tls_is_dispatch_key_excluded("Tracer")
-    torch._C._dispatch_tls_set_dispatch_key_excluded("Tracer", False)
+    shut_out = internals.is_key_excluded("Tracer")
+    internals.set_key_excluded("Tracer", False)
     try:
         yield
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded("Tracer", shut_out)
+        internals.set_key_excluded("Tracer", shut_out)
 
 
 class TorchCount(NamedTuple):
@@ -245,7 +245,7 @@ class _Traced(nn.Module):
             if self._products is None:
                 output = call()
             else:
-                ours = OurCount(torch._C._get_tracing_state().graph())
+                ours = OurCount(internals.get_tracing_state().graph())
                 with ours:
                     output = call()
                 self._products += ours.products

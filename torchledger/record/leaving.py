@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.utils import _python_dispatch
 
 from torchledger import internals
@@ -38,9 +37,9 @@ def leave_mode(mode: Any) -> None:
         return
     above = modes[modes.index(mode) + 1 :]
     for _ in (mode, *above):
-        torch._C._pop_torch_dispatch_stack(None)
+        internals.pop_dispatch_mode(None)
     for other in above:
-        torch._C._push_on_torch_dispatch_stack(other)
+        internals.push_dispatch_mode(other)
     for name in _FLAGS:  # the next mode remembers how it was with this one
         ours, theirs = getattr(mode, name, None), getattr(above[0], name, None)
         if ours and theirs:

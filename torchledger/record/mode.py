@@ -45,7 +45,7 @@ from torchledger.record.sums import Sums
 _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
 _ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
-_COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE_KEY = internals.composite_implicit_key
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
@@ -262,7 +262,7 @@ class Recorder(Locating, TorchDispatchMode):
                 continue
             if t.__name__ in ("FakeTensor", "FunctionalTensor"):
                 return None if self.record_fake and t.__name__ == "FakeTensor" else False
-            if t.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            if t.__torch_dispatch__ is not internals.no_torch_dispatch:
                 return True
         return None
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from torchledger import internals
 from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.storages import Books
@@ -98,7 +99,7 @@ class ParameterBooks:
             ref = books.live.get(id(_storage_of(tensor)))
         except (RuntimeError, NotImplementedError):  # sparse, wrapped, or inside a function transform
             ref = None
-            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if internals.is_functorch_wrapped(tensor):
                 return
         if ref is None or not books.roles.get(ref.number, 0) & role:
             self.has_fake_tensors = self.has_fake_tensors or type(tensor).__name__ == "FakeTensor"

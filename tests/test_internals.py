@@ -1,0 +1,120 @@
+"""The private names of torch: each is there, and does what is said of it; a missing one gives one clear error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchledger import internals
+from torchledger.errors import TorchVersionError
+
+OPTIONAL = {"make_grads", "CheckpointFunctionNode"}
+
+
+def probed() -> dict[str, Any]:
+    return {name: getattr(internals, name) for name in internals.__annotations__ if not name.startswith("_")}
+
+
+def test_every_name_is_there() -> None:
+    assert internals._missing == []
+    internals.require()
+    for name, value in probed().items():
+        assert value is not None or name in OPTIONAL, name
+
+
+def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "_missing", ["torch._C._no_such_name"])
+    with pytest.raises(TorchVersionError, match=r"lacks torch\._C\._no_such_name.*2\.9 to 2\.15"):
+        internals.require()
+
+
+class Seeing(TorchDispatchMode):
+    """Notes what the names say at each op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, str, int, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        node = internals.current_autograd_node()
+        self.seen.append(
+            (
+                func.overloadpacket.__name__,
+                internals.current_graph_task_id(),
+                type(node).__name__,
+                internals.get_sequence_nr(),
+                internals.is_fwd_grad_enabled(),
+            )
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_numbers_of_nodes_and_graph_tasks() -> None:
+    x = torch.ones(2, requires_grad=True)
+    before = internals.get_sequence_nr()
+    with Seeing() as mode:
+        assert internals.current_dispatch_modes()[-1] is mode
+        y = x.sin()
+        node_number = y.grad_fn._sequence_nr()  # type: ignore[union-attr]
+        y.sum().backward()
+    forward = mode.seen[0]
+    assert forward[:3] == ("sin", -1, "NoneType")
+    assert forward[3] == before + 1 == node_number + 1  # one more than the node's own
+    backward = {name: node for name, task, node, _, _ in mode.seen if task != -1}
+    assert backward["cos"] == "SinBackward0"
+    assert backward["detach"] == internals.AccumulateGrad.__name__
+
+
+def test_forward_gradients_are_off_inside_a_custom_function_alone() -> None:
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(internals.is_fwd_grad_enabled())
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            seen.append(internals.is_fwd_grad_enabled())
+            return g
+
+    Function.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    with torch.no_grad():
+        seen.append(internals.is_fwd_grad_enabled())
+    assert seen == [False, True, True]
+
+
+def test_saved_tensor_hooks() -> None:
+    assert not internals.top_saved_tensors_hooks(False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert internals.top_saved_tensors_hooks(False)
+
+
+def test_kernels_modes_and_wrappers() -> None:
+    assert internals.has_kernel_for_key("aten::linear", "CompositeImplicitAutograd")
+    assert not internals.has_kernel_for_key("aten::mm", "CompositeImplicitAutograd")
+    with Seeing() as mode:
+        with internals.no_dispatch_modes():
+            assert internals.current_dispatch_modes() == []
+        assert internals.pop_dispatch_mode(None) is mode
+        internals.push_dispatch_mode(mode)
+    seen = []
+    torch.func.vmap(lambda x: seen.append(internals.is_functorch_wrapped(x)) or x)(torch.ones(2))
+    assert seen == [True]
+    assert not internals.is_functorch_wrapped(torch.ones(2))
+    assert not internals.is_functional_tensor(torch.ones(2))
+
+
+def test_names_that_are_imported_later() -> None:
+    import torch._dynamo
+    import torch._inductor.output_code
+
+    assert hasattr(internals.dynamo_callbacks(), "register_start_callback")
+    assert internals.inductor_graphs() is torch._inductor.output_code.CompiledFxGraph
+    assert isinstance(internals.guards_ignore_modes(), bool)
+    assert internals.get_tracing_state() is None
+    assert not internals.is_key_excluded("Tracer")
