@@ -134,6 +134,27 @@ def test_a_step_on_a_device_with_an_allocator(meta_as_cuda: Allocator) -> None:
     assert "unexplained" in str(ledger.report)
 
 
+def test_repeated_steps_have_readings_of_their_own(meta_as_cuda: Allocator) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.empty(8, 64, device="meta")
+    with tl.Ledger(model, optimizer) as ledger:
+        for i in range(4):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            meta_as_cuda.hold(requested_bytes=10**6 + i, allocated_bytes=10**6 + 2 * i, reserved_bytes=2**21)
+            meta_as_cuda.hold(requested_bytes=20_000 + i)
+            ledger.step()
+    peaks = [step.memory["cuda:0"].peak for step in ledger.report.steps]
+    assert [peak.total_bytes for peak in peaks] == [10**6 + i for i in range(4)]
+    assert len({peak.activations for peak in peaks[1:]}) == 1
+    for step in ledger.report.steps:
+        for snapshot in (step.memory["cuda:0"].start, step.peak, step.memory["cuda:0"].end):
+            assert sum(snapshot.by_category.values()) == snapshot.total_bytes
+
+
 def test_out_of_memory_says_what_holds_the_memory() -> None:
     library = torch.library.Library("torchledger_oom", "FRAGMENT")
     library.define("fail(Tensor a) -> Tensor")

@@ -10,6 +10,9 @@ from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySna
 from torchledger.read.events import phase_spans
 from torchledger.read.snapshots import SnapshotReader, there_before
 
+Dispatched = dict[str, tuple[int, int, int]]
+"""Start, peak and end of the dispatched bytes of each device."""
+
 
 @dataclass(slots=True)
 class _Instant:
@@ -37,7 +40,7 @@ class _Run:
 
 
 def memory_statements(journal: Journal, settled: dict[int, int], events: list[int]) -> dict[str, MemoryStatement]:
-    """The statement of each device that a block of the step lies on.
+    """The statement of each device that a block of the step lies on, from what was dispatched alone.
 
     Args:
         journal: The step.
@@ -47,10 +50,8 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
     runs = _run(journal, settled, events)
     copies = _copies(journal)
     reader = SnapshotReader(journal, settled, events)
-    unrepaired = _run(journal, settled, journal.events) if journal.readings and events is not journal.events else runs
     statements = {}
     for device, run in sorted(runs.items()):
-        reading = journal.readings.get(device)
         start = reader.snapshot(device, 0)
         end = reader.snapshot(device, len(events))
         peak = _named(reader.snapshot(device, run.peak.position), run.peak, journal)
@@ -59,30 +60,55 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
             for phase in PHASES
             if (instant := run.by_phase.get(phase)) is not None
         }
-        maxima = dict(zip(CATEGORIES, run.maxima, strict=True))
-        requested = allocated = reserved = peak.total_bytes
-        if reading is not None:
-            gap = reading.requested_peak - unrepaired[device].peak.total
-            peak = _with_reading(peak, reading, gap)
-            start = _with_reading(start, reading, reading.requested_start - start.total_bytes)
-            end = _with_reading(end, reading, reading.requested_end - end.total_bytes)
-            maxima["workspace"] += peak.workspace
-            maxima["unexplained"] += max(peak.unexplained, 0)
-            requested, allocated, reserved = reading.requested_peak, reading.allocated_peak, reading.reserved_peak
         statements[device] = MemoryStatement(
             start=start,
             end=end,
             peak=peak,
             peak_by_phase=by_phase,
             copies=copies.get(device, ()),
-            requested_peak_bytes=requested,
-            allocated_peak_bytes=allocated,
-            reserved_peak_bytes=reserved,
-            category_peaks=maxima,
+            requested_peak_bytes=peak.total_bytes,
+            allocated_peak_bytes=peak.total_bytes,
+            reserved_peak_bytes=peak.total_bytes,
+            category_peaks=dict(zip(CATEGORIES, run.maxima, strict=True)),
             external_bytes=run.external_peak,
             notes=_notes(journal),
         )
     return statements or {"cpu": MemoryStatement(category_peaks=dict.fromkeys(CATEGORIES, 0))}
+
+
+def dispatched_bytes(journal: Journal, settled: dict[int, int]) -> Dispatched:
+    """What each device held of dispatched bytes while the ledger was on, sums of gradients out of place included."""
+    return {
+        device: (run.start, run.peak.total, run.total) for device, run in _run(journal, settled, journal.events).items()
+    }
+
+
+def with_readings(
+    statements: dict[str, MemoryStatement], readings: dict[str, DeviceReading], dispatched: Dispatched
+) -> dict[str, MemoryStatement]:
+    """The same statements with what the allocators counted beyond the dispatched bytes."""
+    return {
+        device: _with_allocator(statement, readings[device], dispatched[device][1]) if device in readings else statement
+        for device, statement in statements.items()
+    }
+
+
+def _with_allocator(statement: MemoryStatement, reading: DeviceReading, dispatched_peak: int) -> MemoryStatement:
+    start, end = statement.start, statement.end
+    peak = _with_reading(statement.peak, reading, reading.requested_peak - dispatched_peak)
+    maxima = dict(statement.category_peaks)
+    maxima["workspace"] += peak.workspace
+    maxima["unexplained"] += max(peak.unexplained, 0)
+    return replace(
+        statement,
+        start=_with_reading(start, reading, reading.requested_start - start.total_bytes),
+        end=_with_reading(end, reading, reading.requested_end - end.total_bytes),
+        peak=peak,
+        category_peaks=maxima,
+        requested_peak_bytes=reading.requested_peak,
+        allocated_peak_bytes=reading.allocated_peak,
+        reserved_peak_bytes=reading.reserved_peak,
+    )
 
 
 def _named(snapshot: MemorySnapshot, instant: _Instant, journal: Journal) -> MemorySnapshot:

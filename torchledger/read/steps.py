@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchledger.journal.entries import DeviceReading, Journal
 from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
 from torchledger.read.events import repaired_events
 from torchledger.read.flops import flop_statement
-from torchledger.read.memory import memory_statements
+from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
-Dispatched = dict[str, tuple[int, int, int]]
-"""Start, peak and end of the dispatched bytes of each device."""
+Allocators = Callable[[Dispatched], dict[str, DeviceReading]]
+"""Gives what the allocators counted in a step, from the dispatched bytes of each device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,9 @@ class StepReading:
     flops: FlopStatement
     memory: dict[str, MemoryStatement]
     settled: dict[int, int]
+    plain: dict[str, MemoryStatement]
+    """``memory`` before what the allocators counted."""
+    dispatched: Dispatched
 
 
 @dataclass(slots=True)
@@ -38,18 +41,11 @@ class StepReader:
     _events: list[int] = field(default_factory=list)
     _categories: list[int] = field(default_factory=list)
 
-    def read(
-        self, journal: Journal, allocators: Callable[[Dispatched], dict[str, DeviceReading]] | None = None
-    ) -> StepReading:
-        """The reading of a journal.
-
-        Args:
-            journal: The step.
-            allocators: Gives what the allocators counted, from the dispatched bytes; None where there is none to ask.
-        """
+    def read(self, journal: Journal, allocators: Allocators | None = None) -> StepReading:
+        """The reading of a journal; ``allocators`` are asked, where there are any."""
         events = _relative_events(journal)
-        repeats = self._repeats(journal, events) and allocators is None
-        reading = self._again(journal) if repeats else read_journal(journal, allocators)
+        repeats = self._repeats(journal, events)
+        reading = self._again(journal, allocators) if repeats else read_journal(journal, allocators)
         self._last, self._reading, self._events = journal, reading, events
         if not repeats:
             self._categories = [reading.settled[n] for n in journal.numbers()]
@@ -68,10 +64,9 @@ class StepReader:
             and _relative_adds(journal) == _relative_adds(last)
             and journal.modules == last.modules
             and journal.compiled == last.compiled
-            and not last.readings
         )
 
-    def _again(self, journal: Journal) -> StepReading:
+    def _again(self, journal: Journal, allocators: Allocators | None) -> StepReading:
         assert self._last is not None and self._reading is not None
         before = self._reading
         same = (
@@ -81,21 +76,25 @@ class StepReader:
             and journal.parameters == self._last.parameters
         )
         settled = dict(zip(journal.numbers(), self._categories, strict=True))
-        return StepReading(before.flops if same else flop_statement(journal), before.memory, settled)
+        flops = before.flops if same else flop_statement(journal)
+        return _ask(journal, StepReading(flops, before.plain, settled, before.plain, before.dispatched), allocators)
 
 
-def read_journal(
-    journal: Journal, allocators: Callable[[Dispatched], dict[str, DeviceReading]] | None = None
-) -> StepReading:
+def read_journal(journal: Journal, allocators: Allocators | None = None) -> StepReading:
     """The reading of one journal by itself."""
     events = repaired_events(journal)
     settled = settle(journal, events)
-    if allocators is not None:
-        plain = memory_statements(journal, settled, journal.events)
-        journal.readings = allocators(
-            {d: (m.start.total_bytes, m.peak.total_bytes, m.end.total_bytes) for d, m in plain.items()}
-        )
-    return StepReading(flop_statement(journal), memory_statements(journal, settled, events), settled)
+    plain = memory_statements(journal, settled, events)
+    dispatched = dispatched_bytes(journal, settled) if allocators else {}
+    return _ask(journal, StepReading(flop_statement(journal), plain, settled, plain, dispatched), allocators)
+
+
+def _ask(journal: Journal, reading: StepReading, allocators: Allocators | None) -> StepReading:
+    if allocators is None:
+        return reading
+    dispatched = reading.dispatched or dispatched_bytes(journal, reading.settled)
+    journal.readings = allocators(dispatched)
+    return replace(reading, memory=with_readings(reading.plain, journal.readings, dispatched), dispatched=dispatched)
 
 
 def _relative_events(journal: Journal) -> list[int]:
