@@ -58,6 +58,38 @@ def test_events_after_the_last_step_are_one_only_if_an_op_ran() -> None:
     assert ledger.report.n_steps == 2
 
 
+def test_reading_a_loss_after_the_last_step_makes_no_step() -> None:
+    model = Residual()
+    with tl.Ledger(model) as ledger:
+        loss = model(torch.randn(ROWS, 16)).sum()
+        loss.backward()
+        ledger.step()
+        assert isinstance(loss.item(), float)
+    assert ledger.report.n_steps == 1
+
+
+def test_steps_that_are_not_whole_are_noted() -> None:
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.Ledger(model, optimizer) as ledger:
+        for _ in range(3):
+            run_once(model)
+            optimizer.step()
+    assert "3 optimizer steps" in ledger.report.environment["note"]
+    assert "3 optimizer steps" in " ".join(str(ledger.report).split())
+
+    def stop() -> None:
+        raise KeyError("stop")
+
+    ledger = tl.Ledger(model)
+    with contextlib.suppress(KeyError), ledger:
+        run_once(model)
+        ledger.step()
+        run_once(model)
+        stop()
+    assert ledger.report.environment["note"] == "step 1 was cut short by KeyError"
+
+
 def test_the_block_is_one_step_without_any_call() -> None:
     with tl.Ledger() as ledger:
         pass
@@ -107,6 +139,8 @@ def test_schedule_refuses(arguments: dict[str, Any]) -> None:
         ({"model": 3}, "torch.nn.Module"),
         ({"model": "abc"}, "torch.nn.Module"),
         ({"optimizer": [nn.Linear(1, 1)]}, "Optimizer"),
+        ({"optimizer": nn.Linear(1, 1).parameters()}, "not its parameters"),
+        ({"model": nn.Linear}, "the class Linear"),
         ({"keep": 0}, "keep"),
         ({"tokens_per_step": -1}, "tokens"),
         ({"tokens_per_step": 1.5}, "tokens"),

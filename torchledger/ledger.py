@@ -100,6 +100,7 @@ class Ledger:
         self._began = 0.0
         self._step_called = False
         self._created = ""
+        self._notes: list[str] = []
 
     # The block
 
@@ -123,6 +124,13 @@ class Ledger:
         try:
             if recorder is not None and (recorder.has_run() or not self._step_called):
                 self._end_recorded_step(None)
+                if error is not None:
+                    self._notes.append(f"step {self._index} was cut short by {type(error).__name__}")
+                elif not self._step_called and recorder.optimizer_steps > 1:
+                    self._notes.append(
+                        f"step {self._index} holds {recorder.optimizer_steps} optimizer steps: "
+                        f"call ledger.step() to tell them apart"
+                    )
                 self._index += 1
         except Exception as fault:  # a fault of ours must not hide the program's own error
             self._fault("the last step could not be read", fault)
@@ -294,6 +302,8 @@ class Ledger:
         environment = describe_environment(sorted(self._devices or set(self._device_names())), self._created)
         environment["dtype"] = max(flops.by_dtype, key=lambda name: (flops.by_dtype[name], name), default=None)
         environment["tokens_per_step"] = self._tokens_per_step
+        if self._notes:
+            environment["note"] = "; ".join(self._notes)
         return environment
 
     def _fault(self, what: str, error: BaseException) -> None:

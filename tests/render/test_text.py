@@ -90,7 +90,7 @@ def test_other_tables_add_up(report: Report, title: str, column: int) -> None:
 def test_the_page_says_what_it_must(report: Report) -> None:
     page = " ".join(render_text(report).split())
     for said in (
-        "3 recorded; the tables show step 1, which has the highest peak (all have its FLOPs)",
+        "3 recorded; the tables show step 1, which has the highest peak (each step has the same FLOPs)",
         "tokens 8,192 a step",
         "FLOPs a token 75,726 on the hardware, 57,782 of the model",
         "MFU, HFU 9.6%, 12.5% of h100-sxm in bf16, over 4 unrecorded steps of 5 us",
@@ -151,7 +151,7 @@ def test_an_allocators_bytes_that_nothing_explains_are_always_shown() -> None:
 
 def test_steps_that_differ_are_said() -> None:
     steps = [StepReport(i, 1, 0.1, gpt_flops(scale=i + 1), {"cpu": gpt_memory()}) for i in range(2)]
-    assert "others have other FLOPs" in " ".join(render_text(make_report(*steps)).split())
+    assert "the steps differ in FLOPs" in " ".join(render_text(make_report(*steps)).split())
     kept = make_report(*steps, n_steps=70)
     assert "70 recorded, 2 kept; the tables show step 0" in " ".join(render_text(kept).split())
 

@@ -23,12 +23,16 @@ USAGE_ERROR = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.usage = "%(prog)s [-h] [--json PATH] SCRIPT ARGS...\n       %(prog)s [-h] [--json PATH] -m MODULE ARGS..."
+    options = "[-h] [--json PATH] [--tokens-per-step N]"
+    parser.usage = f"%(prog)s {options} SCRIPT ARGS...\n       %(prog)s {options} -m MODULE ARGS..."
     parser.add_argument(
         "--json",
         metavar="PATH",
         default=None,
         help="also write the report as JSON; under torchrun {rank} in PATH becomes the rank, which is added otherwise",
+    )
+    parser.add_argument(
+        "--tokens-per-step", metavar="N", type=int, default=None, help="tokens that a step trains on, for FLOPs a token"
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument(
@@ -46,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
         check_writable(path)  # before the program has run for hours
     from torchledger.ledger import Ledger  # brings torch, which no refusal above needs
 
-    ledger = Ledger(_auto_step=True)
+    ledger = Ledger(tokens_per_step=arguments.tokens_per_step, _auto_step=True)
     process = os.getpid()
     code = run_target(target, ledger)
     if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's

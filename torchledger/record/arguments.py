@@ -48,5 +48,7 @@ def as_list(value: Any, kind: type, name: str, wanted: str) -> list[Any]:
         items = [value]
     for item in items:
         if not isinstance(item, kind) and not (name == "optimizer" and hasattr(item, "param_groups")):
-            raise UsageError(f"Ledger({name}=...): {type(item).__name__} is not {wanted}.")
+            given = f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+            hint = " Pass the optimizer itself, not its parameters." if isinstance(item, torch.nn.Parameter) else ""
+            raise UsageError(f"Ledger({name}=...): {given} is not {wanted}.{hint}")
     return list(items)

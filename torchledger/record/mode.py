@@ -102,9 +102,9 @@ class Recorder(Locating, TorchDispatchMode):
             self.end_watching()
 
     def has_run(self) -> bool:
-        """Whether an op ran since the step began."""
+        """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
         books = self.books
-        return bool(books.marks or books.products)
+        return bool(books.products) or any(event >= 0 for event in books.events)
 
     def forget_phase(self) -> None:
         """A step begins: its first op says in which phase."""

@@ -40,6 +40,9 @@ class Watching:
         self.after_optimizer = False
         self.next_step: Cut | None = None
         self.faults: list[str] = []
+        self._steps_of: dict[int, int] = {}
+        self.optimizer_steps = 0
+        """How often the busiest optimizer has stepped."""
 
     def begin_watching(self) -> None:
         """Watch this thread from now on."""
@@ -136,6 +139,8 @@ class Watching:
         """Enter its state."""
         self.parameters.after_step(optimizer)
         self.after_optimizer, self.next_step = True, None
+        self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        self.optimizer_steps = max(self._steps_of.values())
 
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
         """`UntypedStorage.resize_` was called, which no op shows."""

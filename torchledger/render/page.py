@@ -55,6 +55,8 @@ def _sections(run: RunStatement) -> Iterator[Section]:
 def _summary(run: RunStatement, step: StepReport | None) -> Iterator[tuple[str, str]]:
     if run.environment:
         yield "environment", "; ".join(_environment(run))
+        if isinstance(note := run.environment.get("note"), str):
+            yield "note", clean(note)
     if step is None:
         yield "steps", "none was recorded: no op ran inside the ledger, or its schedule left every step out"
         return
@@ -83,12 +85,14 @@ def _steps_line(run: RunStatement, step: StepReport) -> str:
     why = "has the highest peak" if step is run.peak_step else "is the last one"
     kept = "" if len(run.steps) == run.n_steps else f", {format_count(len(run.steps))} kept"
     alike = len({s.flops.total for s in run.steps}) == 1
-    flops = "all have its FLOPs" if alike else "others have other FLOPs"
+    flops = "each step has the same FLOPs" if alike else "the steps differ in FLOPs"
     return f"{format_count(run.n_steps)} recorded{kept}; the tables show step {step.index}, which {why} ({flops})"
 
 
 def _environment(run: RunStatement) -> Iterator[str]:
     for key, value in sorted(run.environment.items()):
+        if key == "note":
+            continue
         if isinstance(value, dict):  # of devices, each with its name
             text = ", ".join(
                 f"{name} ({entry.get('name')})" for name, entry in value.items() if isinstance(entry, dict)
