@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchledger as tl
-from analytic.transformers_by_hand import Layer, Model, angles_of, drop_bytes, saved_bytes
+from analytic.transformers_by_hand import Layer, Model, angles_of, drop_bytes, saved_bytes, split_sequence
 from torchledger.analytic.transformer import TransformerSpec
 from torchledger.errors import UsageError
 
@@ -144,6 +144,18 @@ def test_one_rank_of_several(name: str, dropout: bool, t: int) -> None:
     assert spec.layer_activation_bytes(B, T, "fp32", convention="cpu", tensor_parallel=t) == expected
 
 
+@pytest.mark.parametrize("t", [2, 4])
+@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("name", ["gpt", "gpt-no-bias", "llama-qk-norm"])
+def test_one_rank_of_several_with_its_part_of_the_sequence(name: str, dropout: bool, t: int) -> None:
+    spec = dataclasses.replace(SPECS[name], **(DROPOUTS if dropout else {}))
+    layer, x = split_sequence(Layer(spec, t=t), t), torch.randn(B, T // t, spec.width, requires_grad=True)
+    angles = angles_of(spec, T, x.dtype, "cpu")
+    measured = saved_bytes(lambda: layer(x, angles), [*layer.parameters(), *(angles or ())])
+    expected = spec.layer_activation_bytes(B, T, "fp32", convention="cpu", tensor_parallel=t, sequence_parallel=True)
+    assert measured == expected
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels of CUDA")
 @pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -165,6 +177,7 @@ def test_fused_attention_in_fp32_on_cuda() -> None:
     padded, plain = (GPT.activation_rows(B, T, dtype, attention="fused")["log of sums"] for dtype in ("fp32", "bf16"))
     assert padded == 2 * 4 * B * 4 * 32
     assert plain == 2 * 4 * B * 4 * 24
+    assert GPT2.activation_rows(1, 33, "fp32", attention="fused")["log of sums"] == 12 * 4 * 12 * 64
     with pytest.raises(UsageError, match="heads share keys"):
         LLAMA.activation_bytes(B, T, "fp32", attention="fused")
 

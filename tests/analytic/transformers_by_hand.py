@@ -170,6 +170,40 @@ class Layer(nn.Module):
         return x + self.dropout(self.feed_forward(self.norm_2(x)), self.p)
 
 
+class GatheredProduct(torch.autograd.Function):
+    """A product with the rows of all ranks that saves only its own rank's, and would gather them again in backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, t: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(torch.cat([x] * t, 1), weight, bias)
+
+
+class Gathered(nn.Module):
+    def __init__(self, linear: nn.Linear, t: int) -> None:
+        super().__init__()
+        self.linear, self.t = linear, t
+
+    def forward(self, x: Tensor) -> Tensor:
+        return GatheredProduct.apply(x, self.linear.weight, self.linear.bias, self.t)
+
+
+class Scattered(Gathered):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y[:, : y.shape[1] // self.t]
+
+
+def split_sequence(layer: Layer, t: int) -> Layer:
+    """The layer of one of ``t`` ranks whose residual stream has 1/t of the sequence."""
+    attention, network = layer.attention, layer.feed_forward
+    attention.q, attention.k, attention.v = (Gathered(part, t) for part in (attention.q, attention.k, attention.v))
+    network.up = Gathered(network.up, t)
+    network.gate = Gathered(network.gate, t) if network.gate is not None else None
+    attention.out, network.down = Scattered(attention.out, t), Scattered(network.down, t)
+    return layer
+
+
 class Model(nn.Module):
     """Ids [B, T] and targets [B, T] to the mean cross-entropy; ``kind`` of full checkpoint, if any."""
 
