@@ -18,14 +18,14 @@ Dropout = Callable[[Tensor, float], Tensor]
 
 
 def saved_bytes(run: Callable[[], object], without: Iterable[Tensor] = ()) -> int:
-    """Bytes of the storages that a call saves for backward, each once; tensors of no axis are left out."""
+    """Bytes of the storages that a call saves for backward, each once; scalars and seeds (uint64) are left out."""
     left_out = {tensor.untyped_storage()._cdata for tensor in without}
     sizes: dict[int, int] = {}
     alive = []  # a storage that went could lend its address to another
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if tensor.dim() and storage._cdata not in left_out:
+        if tensor.dim() and tensor.dtype != torch.uint64 and storage._cdata not in left_out:
             sizes[storage._cdata] = storage.nbytes()
         alive.append(tensor)
         return tensor

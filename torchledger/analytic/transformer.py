@@ -48,6 +48,8 @@ class TransformerSpec(Architecture):
         attention_dropout: likewise, of the attention weights.
         embedding_dropout: likewise, of the sum of embeddings.
 
+    Sizes left out are settled at once, so that ``dataclasses.replace`` keeps them.
+
     Raises:
         UsageError: a size is no integer or too small, or sizes do not fit together.
 
