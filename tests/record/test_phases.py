@@ -160,6 +160,16 @@ def test_gradient_penalty(kind: str | None) -> None:
     assert flops.outside == 0
 
 
+def test_recompute_under_create_graph() -> None:
+    # Grad mode is on in the whole backward: only the modules that run tell recompute.
+    block = Residual()
+    x = torch.randn(ROWS, 16, requires_grad=True)
+    with tl.Ledger(block) as ledger:
+        y = checkpoint(block, x, use_reentrant=False)
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert phases(ledger.report.flops) == (2 * LINEAR, 2 * LINEAR, LINEAR, 0, 0)
+
+
 def test_gradient_accumulation_and_optimizer_products() -> None:
     class Rotating(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
