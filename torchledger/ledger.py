@@ -95,8 +95,6 @@ class Ledger:
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
         self._devices: set[str] = set()
-        self._dtype_flops: dict[str, int] = {}
-        self._n_parameters: int | None = None
         self._began = 0.0
         self._step_called = False
         self._created = ""

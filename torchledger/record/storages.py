@@ -284,15 +284,6 @@ class Books:
         self.global_excess = 0
         return journal
 
-    def forget(self) -> None:
-        """Begin anew with what is alive now: nothing has happened yet."""
-        for number in [ref.number for ref in self.unread.values()]:
-            self.roles.pop(number, None)
-        self.unread.clear()
-        for collected in (self.events, self.marks, self.products, self.copies, self.inplace_adds):
-            collected.clear()
-        self.uncounted.clear()
-
     def here(self) -> Cut:
         """This moment, to cut at later."""
         return Cut(len(self.events), len(self.blocks))
