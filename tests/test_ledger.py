@@ -500,6 +500,38 @@ def test_a_fault_of_the_ledger_does_not_take_the_step_down(monkeypatch: pytest.M
     assert model.a.weight.grad is not None
 
 
+@pytest.mark.parametrize("method", ["meet", "enter", "resized", "add"])
+def test_a_fault_in_the_books_does_not_take_the_step_down(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("inside")
+
+    model = Residual()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, out = torch.randn(ROWS, 16), torch.empty(0)
+    with tl.Ledger(model) as ledger:
+        assert ledger._recorder is not None
+        monkeypatch.setattr(ledger._recorder.books, method, fail)
+        for _ in range(2):
+            run_once(model, x)
+        out.add_(1)
+        torch.add(torch.ones(3), 1, out=out)
+        out.untyped_storage().resize_(400)
+        optimizer.step()
+    assert any("ZeroDivisionError" in fault for fault in ledger.report.faults)
+    assert out[:3].tolist() == [2, 2, 2]
+
+
+def test_a_misplaced_op_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("inside")
+
+    model = Residual()
+    with tl.Ledger(model) as ledger:
+        monkeypatch.setattr(ledger._recorder, "locate_in_backward", fail)
+        run_once(model)
+    assert any("could not be placed" in fault for fault in ledger.report.faults)
+
+
 def test_uncounted_flops_of_a_failing_formula() -> None:
     @tl.formula(torch.ops.aten.cos)
     def broken(*_: Any, **__: Any) -> int:

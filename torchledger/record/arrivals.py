@@ -20,7 +20,7 @@ from torchledger.journal.entries import (
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
-from torchledger.record.storages import Cut, plain_parts
+from torchledger.record.storages import Cut, Made, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
@@ -43,8 +43,10 @@ class Arrivals(Watching):
             made = (phase, self.place.stack[-1] if self.place.stack else OUTSIDE, COMPILED)
         self.books.meet(tensor, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
 
-    def meet_all(self, args: Any, phase: str) -> None:
-        """The same for arguments of all kinds (sparse, nested, wrapped)."""
+    def meet_odd(self, args: Any, phase: str, error: Exception) -> None:
+        """The same for arguments of all kinds (sparse, nested, wrapped), after plain ones failed with that error."""
+        if not any(_is_odd(t) for arg in args for t in (arg if isinstance(arg, list | tuple) else (arg,))):
+            self.fault("an op could not be placed", error)
         try:
             for arg in args:
                 for tensor in arg if isinstance(arg, list | tuple) else (arg,):
@@ -67,7 +69,35 @@ class Arrivals(Watching):
             except (RuntimeError, NotImplementedError, TypeError):
                 pass
             inside = bool(self.place.stack)
-            books.meet(tensor, read_by_forward=inside, written=not inside and not self.runs)
+            try:
+                books.meet(tensor, read_by_forward=inside, written=not inside and not self.runs)
+            except Exception as error:
+                self.fault("what an op writes into could not be entered", error)
+
+    def meet_outputs(self, kwargs: dict[str, Any], phase: str, made: Made | None) -> None:
+        """What an op is handed to put its results in: ``made`` now, unseen, or there before."""
+        try:
+            for value in kwargs.values():
+                if isinstance(value, _Tensor):
+                    self.books.meet(value, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+        except Exception as error:
+            self.fault("an output could not be entered", error)
+
+    def note_sizes(self, tensors: Any, phase: str, module: int) -> None:
+        """Storages may have other sizes now."""
+        try:
+            for tensor in tensors:
+                for part in plain_parts(tensor):
+                    self.books.resized(_storage_of(part), phase, module)
+        except Exception as error:
+            self.fault("a new size could not be noted", error)
+
+    def enter_gradient(self, gradient: Any, made: Made | None) -> None:
+        """Autograd stores this tensor in a ``.grad``."""
+        try:
+            self.books.enter(gradient, GRADIENT, made=made)
+        except Exception as error:
+            self.fault("a gradient could not be entered", error)
 
     def enter_results(self, out: Any, phase: str, module: int, op: str) -> None:
         """Open blocks for the new storages of results of all kinds."""
@@ -86,8 +116,7 @@ class Arrivals(Watching):
     def enter_odd_results(self, out: Any, phase: str, module: int, op: str, error: Exception) -> None:
         """Enter results that have no plain storage or shape; anything else that went wrong is a fault."""
         try:
-            odd = [t for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, _Tensor)]
-            if not any(t.layout is not torch.strided or t.is_nested for t in odd):
+            if not any(_is_odd(t) for t in (out if isinstance(out, list | tuple) else (out,))):
                 raise error
             self.enter_results(out, phase, module, op)
         except Exception as fault:
@@ -157,3 +186,10 @@ class Arrivals(Watching):
         if text not in sites:
             sites.append(text)
         return sites.index(text)
+
+
+def _is_odd(value: Any) -> bool:
+    """Whether a tensor has no plain storage or shape of its own."""
+    return isinstance(value, _Tensor) and (
+        value.layout is not torch.strided or value.is_nested or hasattr(type(value), "__tensor_flatten__")
+    )

@@ -18,9 +18,6 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
-from torchledger.journal.entries import (
-    GRADIENT,
-)
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
@@ -33,13 +30,12 @@ from torchledger.record.places import (
     FORWARD,
     OPTIMIZER,
     OUTSIDE_PHASE,
-    RECOMPUTE,
     Place,
     compiled_region,
     in_function_forward,
 )
 from torchledger.record.products import post_product
-from torchledger.record.storages import Ref, plain_parts
+from torchledger.record.storages import Ref
 from torchledger.record.sums import Sums
 
 _GENERAL = int(Kind.GENERAL)
@@ -161,8 +157,8 @@ class Recorder(Locating, TorchDispatchMode):
                             for item in arg:
                                 if isinstance(item, _Tensor) and id(_storage_of(item)) not in live:
                                     self.meet(item, phase)
-            except Exception:  # tensors without a storage or a shape: sparse, wrapped, nested
-                self.meet_all(args, phase)
+            except Exception as error:
+                self.meet_odd(args, phase, error)
             if entry.uncounted:
                 self.uncounted(entry.name, module)
             if kind == _GENERAL or (_COPYING <= kind < _COMPOSITE):
@@ -237,12 +233,12 @@ class Recorder(Locating, TorchDispatchMode):
             self.meet_written(args)
             out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             if runs and type(_current_node()) is _AccumulateGrad:
-                self.books.enter(args[0], GRADIENT)
+                self.enter_gradient(args[0], None)
             return out
         out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
             made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
-            self.books.enter(out, GRADIENT, made=made)  # not the indices of a sparse one, which are cloned next
+            self.enter_gradient(out, made)  # not the indices of a sparse one, which are cloned next
         return out
 
     # Less often
@@ -270,14 +266,9 @@ class Recorder(Locating, TorchDispatchMode):
         """Ops that may change the size of a storage that is there."""
         # What a compiled region writes into is a buffer of its own, made there.
         made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(2)) else None
-        for value in kwargs.values():
-            if isinstance(value, _Tensor):
-                self.books.meet(value, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+        self.meet_outputs(kwargs, phase, made)
         out = entry.call(*args, **kwargs)
-        for tensor in (*args, *kwargs.values()):
-            if isinstance(tensor, _Tensor):
-                for part in plain_parts(tensor):
-                    self.books.resized(_storage_of(part), phase, module)
+        self.note_sizes((*args, *kwargs.values()), phase, module)
         return out
 
     def run_higher_order(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -187,7 +187,10 @@ class Place:
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
-        self.recorder.storage_resized(storage, self)
+        try:
+            self.recorder.storage_resized(storage, self)
+        except Exception as error:
+            self.recorder.fault("a new size could not be noted", error)
 
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""
