@@ -190,6 +190,27 @@ def test_interleaved_exits() -> None:
     assert not _python_dispatch._is_in_torch_dispatch_mode
 
 
+def test_turns_of_two_threads_leave_no_flag() -> None:
+    from torch.utils import _python_dispatch
+
+    before = _python_dispatch._is_in_torch_dispatch_mode
+    a, b = tl.Ledger(), tl.Ledger()
+    entered, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with b:
+            entered.set()
+            left.wait()
+
+    thread = threading.Thread(target=work)
+    with a:
+        thread.start()
+        entered.wait()
+    left.set()
+    thread.join()
+    assert _python_dispatch._is_in_torch_dispatch_mode == before
+
+
 def test_left_on_another_thread() -> None:
     call = nn.Module.__call__
     ledger = tl.Ledger()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils import _python_dispatch
@@ -14,6 +15,21 @@ _FLAGS = {
     "old_without_ignore_compile_internals_dispatch_mode_flags": "_is_in_any_mode_without_ignore_compile_internals",
 }
 """What a mode remembers of torch's flags as they were before it was entered, and the flags."""
+
+
+def keep_flags() -> Callable[[], None]:
+    """What sets torch's flags back to what they are now, if no mode is on by then.
+
+    The flags are one for all threads: modes that two threads enter and leave by turns would leave them wrong.
+    """
+    before = {flag: getattr(_python_dispatch, flag) for flag in _FLAGS.values() if hasattr(_python_dispatch, flag)}
+
+    def put_back() -> None:
+        if not internals.current_dispatch_modes():
+            for flag, value in before.items():
+                setattr(_python_dispatch, flag, value)
+
+    return put_back
 
 
 def restore_flags(mode: Any) -> None:

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
+from torchledger.record.leaving import keep_flags
 
 
 class Watcher(Protocol):
@@ -77,6 +78,7 @@ def unwatch(watcher: Watcher, thread: int) -> None:
 
 
 def _install() -> None:
+    _undo.append(keep_flags())
     _patch_modules()
     _patch_guards()
     _patch_inductor()
