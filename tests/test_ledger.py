@@ -88,6 +88,11 @@ def test_steps_that_are_not_whole_are_noted() -> None:
         run_once(model)
         stop()
     assert ledger.report.environment["note"] == "step 1 was cut short by KeyError"
+    ledger = tl.Ledger(model)
+    with contextlib.suppress(SystemExit), ledger:  # as a script ends that went well
+        run_once(model)
+        sys.exit(0)
+    assert "note" not in ledger.report.environment
 
 
 def test_the_block_is_one_step_without_any_call() -> None:

@@ -98,7 +98,7 @@ class Ledger:
         self._began = 0.0
         self._step_called = False
         self._created = ""
-        self._notes: list[str] = []
+        self._notes: deque[str] = deque(maxlen=10)
 
     # The block
 
@@ -122,7 +122,7 @@ class Ledger:
         try:
             if recorder is not None and (recorder.has_run() or not self._step_called):
                 self._end_recorded_step(None)
-                if error is not None:
+                if error is not None and not (isinstance(error, SystemExit) and not error.code):
                     self._notes.append(f"step {self._index} was cut short by {type(error).__name__}")
                 elif not self._step_called and recorder.optimizer_steps > 1:
                     self._notes.append(

@@ -94,6 +94,21 @@ def _uninstall() -> None:
         _undo.pop()()
 
 
+def _replace(owner: Any, name: str, new: Any) -> None:
+    """Put something of ours in a place of torch's until the last ledger stops, or somebody else replaces it."""
+    own = owner.__dict__.get(name)  # None: inherited, and put back by deleting ours
+
+    def restore() -> None:
+        if owner.__dict__.get(name) is new:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+    setattr(owner, name, new)
+    _undo.append(restore)
+
+
 def _patch_modules() -> None:
     original = nn.Module.__call__
     ident = threading.get_ident
@@ -193,13 +208,8 @@ def _patch_guards() -> None:
         with _PassThrough():  # type: ignore[no-untyped-call]
             return original(self, *args, **kwargs)
 
-    def restore() -> None:
-        if manager.__init__ is init:
-            manager.__init__ = original
-
     init.torchledger = True  # type: ignore[attr-defined]
-    manager.__init__ = init
-    _undo.append(restore)
+    _replace(manager, "__init__", init)
 
 
 def _guards_patched() -> bool:
@@ -219,13 +229,8 @@ def _patch_inductor() -> None:
             watcher.compiled_graph_runs(self)
         return original(self, *args, **kwargs)
 
-    def restore() -> None:
-        if graphs.__call__ is call:
-            graphs.__call__ = original
-
     call.torchledger = True  # type: ignore[attr-defined]
-    graphs.__call__ = call
-    _undo.append(restore)
+    _replace(graphs, "__call__", call)
 
 
 def attach_to_dynamo() -> bool:
@@ -254,12 +259,7 @@ def _patch_backward() -> None:
             for watcher in watchers:
                 watcher.end_backward()
 
-    def restore() -> None:
-        if autograd._engine_run_backward is run_backward:
-            autograd._engine_run_backward = original
-
-    autograd._engine_run_backward = run_backward
-    _undo.append(restore)
+    _replace(autograd, "_engine_run_backward", run_backward)
 
 
 def _patch_resize() -> None:
@@ -271,16 +271,7 @@ def _patch_resize() -> None:
             watcher.resized(self)
         return result
 
-    storages.resize_ = resize_
-
-    def restore() -> None:
-        if torch.UntypedStorage.__dict__.get("resize_") is resize_:
-            if before:
-                storages.resize_ = before
-            else:
-                del storages.resize_
-
-    _undo.append(restore)
+    _replace(storages, "resize_", resize_)
 
 
 def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
