@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchledger.journal.entries import GRADIENT, LATE, PARAMETER, Block, DeviceReading, Journal, Mark, Product
+from torchledger.journal.entries import (
+    GRADIENT,
+    LATE,
+    PARAMETER,
+    Batch,
+    Block,
+    DeviceReading,
+    Journal,
+    Link,
+    Mark,
+    ParameterRow,
+    Product,
+    Reader,
+)
 from torchledger.journal.statements import (
     PHASES,
     Allocation,
@@ -151,7 +164,10 @@ def make_journal(index: int = 1) -> Journal:
         events=[11, 12, ~11, ~3],
         marks=[tuple(Mark(0, "phase", "forward")), tuple(Mark(2, "backward"))],
         roles={3: PARAMETER, 10: LATE, 11: GRADIENT},
-        products=[tuple(Product("aten.mm", "float32", "forward", 1, 64, 0, 0, ((0, "forward", 64),)))],
+        products=[
+            tuple(Product("aten.mm", "float32", "forward", 1, 64, 0, 0, ((0, "forward", 64),))),
+            tuple(Product("aten.bmm", "float32", "forward", 1, 8, link=tuple(Link(-1, 5, 0, 0, (32,), (2, 4, 4))))),
+        ],
         copies=[("dtype", "cpu", 8, 1)],
         uncounted={"mylib.op": 2},
         modules=["(outside)", "fc"],
@@ -161,4 +177,8 @@ def make_journal(index: int = 1) -> Journal:
         readings={"cuda:0": DeviceReading(1, 2, 1, 3, 4, 0)},
         compiled=[1],
         global_excess=3,
+        segments=[1],
+        parameter_rows=[ParameterRow(0, 4, 2, 16, "float32", "cpu", True, "Linear", "weight")],
+        readers=[Reader(0, "aten.mm", "product", 1, 2)],
+        batches=[Batch(1, True, (2, 4), (2, 4))],
     )

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+import torch
 
 import torchledger
 
@@ -27,7 +28,7 @@ FLOORS = (
     ("2 arithmetic", {"analytic", "allocator"}),
     ("3 reading and policy", {"read", "gate"}),
     ("4 rendering", {"render"}),
-    ("5 what a user holds", {"report"}),
+    ("5 what a user holds", {"report", "reconciliation"}),
     ("6 torch", {"internals"}),
     ("6 torch: formulas", {"flops"}),
     ("7 recording", {"record", "simulation"}),
@@ -153,6 +154,13 @@ def test_no_public_name_is_a_module_beside_it() -> None:
     assert set(torchledger.__all__) & beside == set()
 
 
+def reconcilable_step() -> torchledger.StepReport:
+    weight = torch.nn.Linear(2, 2, bias=False)
+    with torchledger.Ledger(weight) as ledger:
+        weight(torch.ones(1, 2))
+    return ledger.report.steps[0]
+
+
 # One harmless call for each public function; classes and values are only looked up.
 CALLS: dict[str, Callable[[], object]] = {
     "Ledger": lambda: torchledger.Ledger(keep=1),
@@ -162,6 +170,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "hfu": lambda: torchledger.hfu(1e12, 1.0, accelerator="l4", dtype="bf16"),
     "mfu": lambda: torchledger.mfu(1e12, 1.0, accelerator="l4", dtype="bf16"),
     "recipe": lambda: torchledger.recipe("adamw-fp32"),
+    "reconcile": lambda: torchledger.reconcile(reconcilable_step()),
     "schedule": lambda: torchledger.schedule(wait=1, warmup=1, active=1),
 }
 

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from torchledger.journal.statements import ParameterFlops as ParameterFlops
     from torchledger.journal.statements import StepReport as StepReport
     from torchledger.ledger import Ledger as Ledger
+    from torchledger.read.reconcile.bridge import Bridge as Bridge
+    from torchledger.read.reconcile.bridge import Term as Term
+    from torchledger.reconciliation import Reconciliation as Reconciliation
+    from torchledger.reconciliation import reconcile as reconcile
     from torchledger.record.schedules import schedule as schedule
     from torchledger.report import Report as Report
 
 _HOMES = {
     "Allocation": "journal.statements",
+    "Bridge": "read.reconcile.bridge",
     "Copies": "journal.statements",
     "FlopSplit": "journal.statements",
     "FlopStatement": "journal.statements",
@@ -42,8 +47,10 @@ _HOMES = {
     "MemoryStatement": "journal.statements",
     "ParameterFlops": "journal.statements",
     "Recipe": "analytic.recipes",
+    "Reconciliation": "reconciliation",
     "Report": "report",
     "StepReport": "journal.statements",
+    "Term": "read.reconcile.bridge",
     "TorchledgerError": "errors",
     "TransformerSpec": "analytic.transformer",
     "UncountedOpError": "errors",
@@ -55,6 +62,7 @@ _HOMES = {
     "napkin": "analytic",
     "recipe": "analytic.recipes",
     "recipes": "analytic.recipes",
+    "reconcile": "reconciliation",
     "schedule": "record.schedules",
 }
 

@@ -86,6 +86,27 @@ CheckpointFunctionNode: Final[type | None] = getattr(
 """The class of reentrant checkpointing's node."""
 
 
+def recomputations_of(pack_hook: Any, *, recomputing: bool) -> dict[int, bool] | None:
+    """Torch's own note of which backwards recomputed a segment of a non-reentrant checkpoint; None where it has none.
+
+    Args:
+        pack_hook: The innermost saved-tensor hook, in the segment's forward or in its recompute.
+        recomputing: Which of the two.
+    """
+    name = "target_frame_ref" if recomputing else "frame"
+    pack_hook = getattr(pack_hook, "_torchdynamo_orig_callable", pack_hook)
+    code, cells = getattr(pack_hook, "__code__", None), getattr(pack_hook, "__closure__", None)
+    if code is None or not cells or name not in code.co_freevars:
+        return None
+    frame = cells[code.co_freevars.index(name)].cell_contents
+    return getattr(frame() if recomputing else frame, "is_recomputed", None)
+
+
+def is_selective_checkpoint(modes: list[Any]) -> bool:
+    """Whether selective checkpointing, which keeps the results of some ops, is among the modes of this thread."""
+    return any(type(mode).__name__ == "_CachingTorchDispatchMode" for mode in modes)
+
+
 def require() -> None:
     """Fail with one clear error where the installed torch lacks a name that recording stands on.
 

@@ -279,6 +279,7 @@ class Ledger:
             duration_s=duration,
             flops=reading.flops,
             memory=reading.memory,
+            evidence=reading.evidence,
         ), reading.settled
 
     def _device_names(self) -> Iterable[str]:
@@ -331,7 +332,9 @@ class _Recorder(Recorder):
         journal.modules = self.names.module_paths()
         journal.parameters = self.names.parameter_paths()
         journal.compiled = [module for _, module in sorted(self.compiled_regions)]
+        journal.parameter_rows = self.parameters.rows()
         if cut:
+            self.n_runs = 0
             self.compiled_regions = set()
             self.forget_phase()
             for place in self.places.values():

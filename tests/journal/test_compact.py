@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no row": (lambda j: j["blocks"].append(5), "j.blocks[3]: must be a list of 8 values"),
     "a short row": (lambda j: j["blocks"][0].pop(), "j.blocks[0]: must be a list of 8 values"),
     "a negative size": (lambda j: j["blocks"][0].__setitem__(0, -8), "j.blocks[0]: is -8, but must be at least 0"),
-    "no such string": (lambda j: j["blocks"][0].__setitem__(1, 99), "holds the index 99 into a table of 12"),
+    "no such string": (lambda j: j["blocks"][0].__setitem__(1, 99), "holds the index 99 into a table of 14"),
     "no such module": (lambda j: j["blocks"][0].__setitem__(3, 2), "holds the index 2 into a table of 2"),
     "no such parameter": (lambda j: j["products"][0][7][0].__setitem__(0, 1), "holds the index 1 into a table of 1"),
     "no such block": (lambda j: j["events"].append(13), "j.events: names block 13, which is not in the journal"),

@@ -11,6 +11,7 @@ from torchledger.journal.decoding import (
     array,
     as_object,
     at_key,
+    flag,
     integer,
     mapping,
     record,
@@ -18,7 +19,19 @@ from torchledger.journal.decoding import (
     shown,
     text,
 )
-from torchledger.journal.entries import LATE, SETTLED_SHIFT, Block, DeviceReading, Journal, Product, ProductRow, Row
+from torchledger.journal.entries import (
+    LATE,
+    SETTLED_SHIFT,
+    Batch,
+    Block,
+    DeviceReading,
+    Journal,
+    ParameterRow,
+    Product,
+    ProductRow,
+    Row,
+)
+from torchledger.journal.entries import Reader as JournalReader
 from torchledger.journal.statements import CATEGORIES
 
 _COUNT = integer()
@@ -45,7 +58,8 @@ def encode_journal(journal: Journal) -> dict[str, Any]:
         p = Product(*row)
         parts = [[parameter, word(kind), flops] for parameter, kind, flops in p.parts]
         numbers = [p.module, p.flops, p.rescore, p.causal_excess]
-        return [word(p.op), word(p.dtype), word(p.phase), *numbers, parts, word(p.quality)]
+        link = [*p.link[:4], *map(list, p.link[4:])]
+        return [word(p.op), word(p.dtype), word(p.phase), *numbers, parts, word(p.quality), link]
 
     return {
         "index": journal.index,
@@ -65,6 +79,10 @@ def encode_journal(journal: Journal) -> dict[str, Any]:
         "readings": {device: list(astuple(reading)) for device, reading in sorted(journal.readings.items())},
         "compiled": list(journal.compiled),
         "global_excess": journal.global_excess,
+        "segments": list(journal.segments),
+        "parameter_rows": [list(row) for row in journal.parameter_rows],
+        "readers": [[r.parameter, word(r.op), word(r.how), r.module, r.position] for r in journal.readers],
+        "batches": [[b.module, b.graph, list(b.integers), list(b.first)] for b in journal.batches],
         "strings": list(strings),
     }
 
@@ -100,8 +118,9 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
     module = _below(len(tables["modules"]), -1)
     site = _below(len(tables["sites"]), -1)
     block_fields = (_COUNT, word, word, module, word, array(_COUNT), word, site)
-    part = _row(_tuple, _below(len(tables["parameters"])), word, _COUNT)
-    product_fields = (word, word, word, module, _COUNT, _COUNT, _COUNT, array(part), word)
+    parameter = _below(len(tables["parameters"]))
+    part = _row(_tuple, parameter, word, _COUNT)
+    product_fields = (word, word, word, module, _COUNT, _COUNT, _COUNT, array(part), word, _link)
     pair = _row(_tuple, _COUNT, _below((len(CATEGORIES) + 1) << SETTLED_SHIFT))
     names = array(text)
 
@@ -132,9 +151,18 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
             "readings": mapping(_row(DeviceReading, *[_COUNT] * 6)),
             "compiled": array(module),
             "global_excess": _COUNT,
+            "segments": array(_COUNT),
+            "parameter_rows": array(_row(ParameterRow, parameter, *[_COUNT] * 3, text, text, flag, text, text)),
+            "readers": array(_row(JournalReader, parameter, word, word, module, _COUNT)),
+            "batches": array(_row(Batch, module, flag, array(_COUNT), array(_COUNT))),
             "strings": names,
         },
     )
+
+
+def _link(value: object, path: str) -> tuple[Any, ...]:
+    """An empty list, or a link."""
+    return () if value == [] else _LINK(value, path)
 
 
 def _tuple(*cells: Any) -> tuple[Any, ...]:
@@ -150,6 +178,9 @@ def _row(make: Callable[..., Any], *readers: Reader[Any]) -> Reader[Any]:
         return make(*[reader(cell, path) for reader, cell in zip(readers, value, strict=True)])
 
     return read
+
+
+_LINK = _row(_tuple, _ANY, _COUNT, _ANY, _COUNT, array(_COUNT), array(_COUNT))
 
 
 def _below(length: int, low: int = 0) -> Reader[int]:

@@ -105,6 +105,17 @@ def text(value: object, path: str) -> str:
     return value
 
 
+def flag(value: object, path: str) -> bool:
+    """Reads true or false.
+
+    >>> flag(True, "trainable")
+    True
+    """
+    if not isinstance(value, bool):
+        raise refuse(path, f"is {shown(value)}, but must be true or false")
+    return value
+
+
 def one_of(words: Collection[str]) -> Reader[str]:
     """Reads one of ``words``.
 

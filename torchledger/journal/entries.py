@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 # Roles of a block: facts noted while recording. `read.categories` turns them into categories.
 PARAMETER = 1
@@ -61,7 +61,8 @@ class Product(NamedTuple):
     ``rescore`` is the part of ``flops`` that computes attention scores again, ``causal_excess`` what the rest counts
     beyond the causal pairs. ``parts`` are ``(parameter, kind, flops)`` with an index into ``Journal.parameters``
     and ``kind`` one of ``forward``, ``input_grad``, ``weight_grad``. ``quality`` is ``exact``, ``approximate``,
-    ``upper_bound`` or ``integer`` (whose ``flops`` are integer operations, in no FLOP total).
+    ``upper_bound`` or ``integer`` (whose ``flops`` are integer operations, in no FLOP total). ``link`` is empty or a
+    `Link`, written as a plain tuple.
     """
 
     op: str
@@ -73,10 +74,80 @@ class Product(NamedTuple):
     causal_excess: int = 0
     parts: tuple[tuple[int, str, int], ...] = ()
     quality: str = "exact"
+    link: tuple[Any, ...] = ()
 
 
-ProductRow: TypeAlias = tuple[str, str, str, int, int, int, int, tuple[tuple[int, str, int], ...], str]
+ProductRow: TypeAlias = tuple[str, str, str, int, int, int, int, tuple[tuple[int, str, int], ...], str, tuple[Any, ...]]
 """A `Product` as it is written."""
+
+
+# Flags of a link.
+INPUT_GRAD = 1
+"""An operand that is no parameter needs a gradient."""
+WEIGHT_GRAD = 2
+"""The parameter needs a gradient."""
+GRAPH = 4
+"""Made with grad mode on."""
+HIDDEN = 8
+"""Made where the operands do not tell who needs a gradient: in a custom function's forward, or in compiled code."""
+
+
+class Link(NamedTuple):
+    """What ties a product to others of its step.
+
+    ``origin`` is the index of the product whose backward this one is part of, -1 where there is none or it is not of
+    this step, and ``run`` the number of that backward. ``flags`` (`INPUT_GRAD`, ...) and ``segment`` (an index into
+    ``Journal.segments``, -1 outside of non-reentrant checkpoints) are those of a forward or recompute. ``uses`` has,
+    for each of the product's parts, the multiply-adds of its parameter counted from the shapes of the operands; of a
+    product without parameters, ``sizes`` has the elements of the result and of its two operands.
+    """
+
+    origin: int = -1
+    flags: int = 0
+    segment: int = -1
+    run: int = 0
+    uses: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+class ParameterRow(NamedTuple):
+    """A parameter as a step left it: an index into ``Journal.parameters``, and what there is of it.
+
+    ``holder`` is the class of the module that holds it, ``key`` its name there.
+    """
+
+    parameter: int
+    n_elements: int
+    n_dims: int
+    nbytes: int
+    dtype: str
+    device: str
+    trainable: bool
+    holder: str
+    key: str
+
+
+class Reader(NamedTuple):
+    """An op that read a parameter in a forward pass.
+
+    ``how``: as a factor of a ``product``, as another argument of a product (``addend``), in an op of ``uncounted``
+    cost, or in any other (``plain``). ``position`` is the number of blocks that the step had by then.
+    """
+
+    parameter: int
+    op: str
+    how: str
+    module: int
+    position: int
+
+
+class Batch(NamedTuple):
+    """The shapes of what a model was called with: of the first tensor of integers (empty: none), and of the first."""
+
+    module: int
+    graph: bool
+    integers: tuple[int, ...]
+    first: tuple[int, ...]
 
 
 class Mark(NamedTuple):
@@ -131,6 +202,11 @@ class Journal:
     """The module of each compiled region that ran."""
     global_excess: int = 0
     """FLOPs that the products of distributed tensors cost on all ranks together, beyond this rank's part."""
+    segments: list[int] = field(default_factory=list)
+    """How often each segment of a non-reentrant checkpoint was recomputed."""
+    parameter_rows: list[ParameterRow] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
 
     def block(self, number: int) -> Block:
         """The block of that number."""

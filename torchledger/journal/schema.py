@@ -24,6 +24,7 @@ from torchledger.journal.decoding import (
     as_object,
     at_key,
     checked,
+    flag,
     integer,
     mapping,
     one_of,
@@ -35,6 +36,7 @@ from torchledger.journal.decoding import (
     shown,
     text,
 )
+from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
 from torchledger.journal.statements import (
     CATEGORIES,
     PHASES,
@@ -60,7 +62,7 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 _COUNT = integer()
 _COUNTS = mapping(_COUNT)
 _RANKS = {word: rank for rank, word in enumerate(PHASES + CATEGORIES)}
-_IN_ORDER = ("by_module", "by_parameter")
+_IN_ORDER = ("by_module", "by_parameter", "parameters")
 """Tables whose order says something: modules and parameters as they first came."""
 
 
@@ -239,6 +241,7 @@ _SNAPSHOT = checked(
             "module": text,
             "op": text,
             "largest": array(_ALLOCATION),
+            **dict.fromkeys(("gradient_elements", "optimizer_scalars"), _COUNT),
         },
     ),
     check_snapshot,
@@ -264,6 +267,27 @@ _MEMORY = checked(
     check_memory,
 )
 
+_PARAMETER = record(
+    ParameterEvidence,
+    {
+        **dict.fromkeys((field.name for field in dataclasses.fields(ParameterEvidence)), _COUNT),
+        **dict.fromkeys(("dtype", "device", "op"), text),
+        "trainable": flag,
+        "read_as": one_of(READ_AS),
+    },
+)
+
+_EVIDENCE = record(
+    StepEvidence,
+    {
+        "parameters": mapping(_PARAMETER),
+        **dict.fromkeys(("attention", "other_products", "double_backward", "recompute_due"), _COUNT),
+        "tokens": optional(_COUNT),
+        "tokens_from": text,
+        "sequence_length": _COUNT,
+    },
+)
+
 _STEP = record(
     StepReport,
     {
@@ -272,6 +296,7 @@ _STEP = record(
         "duration_s": real,
         "flops": checked(_FLOPS, check_tree),
         "memory": mapping(_MEMORY),
+        "evidence": _EVIDENCE,
     },
 )
 

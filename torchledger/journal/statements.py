@@ -12,6 +12,7 @@ from typing import Any
 
 from torchledger.errors import JournalMissingError
 from torchledger.journal.entries import Journal
+from torchledger.journal.evidence import StepEvidence
 
 PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
 """The phases of a step, in the order in which tables show them."""
@@ -152,6 +153,10 @@ class MemorySnapshot:
     module: str = ""
     op: str = ""
     largest: tuple[Allocation, ...] = ()
+    gradient_elements: int = 0
+    """Elements of the gradients that are there; indices of sparse ones do not count."""
+    optimizer_scalars: int = 0
+    """Bytes of single numbers in the optimizer's state, such as its step counts."""
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -228,6 +233,8 @@ class StepReport:
     duration_s: float
     flops: FlopStatement
     memory: dict[str, MemoryStatement]
+    evidence: StepEvidence = field(default_factory=StepEvidence)
+    """Why the FLOPs are not 6·N·D: what `torchledger.reconcile` reads."""
 
     @property
     def main_device(self) -> str:

@@ -23,7 +23,7 @@ def flop_statement(journal: Journal) -> FlopStatement:
     parameters: dict[int, list[int]] = {}
     quality = {"exact": 0, "approximate": 0, "upper_bound": 0, "integer": 0}
     rescore = causal_excess = 0
-    for op, dtype, phase, module, flops, again, excess, parts, how in journal.products:
+    for op, dtype, phase, module, flops, again, excess, parts, how, _ in journal.products:
         quality[how] += flops
         if how == "integer":
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +14,8 @@ from torchledger.read.events import births, deaths
 
 LARGEST_ROWS = 12
 """How many rows a snapshot's ``largest`` has."""
+
+_GRADIENTS, _STATE = CATEGORIES.index("gradients"), CATEGORIES.index("optimizer_state")
 
 _Key = tuple[int, str, int, str, tuple[int, ...], str, int, int]
 """Category, phase, module, op, shape, dtype, site and bytes of equal blocks."""
@@ -59,11 +63,16 @@ class SnapshotReader:
     def _read(self, device: str, position: int) -> MemorySnapshot:
         lasting = self._lasting[device]
         categories, modules = list(lasting.categories), dict(lasting.modules)
+        elements, scalars = lasting.gradient_elements, lasting.optimizer_scalars
         rows: _Rows = {}
         for came, went, nbytes, category, module, key in self._passing[device]:
             if came < position <= went:
                 categories[category] += nbytes
                 modules[module] = modules.get(module, 0) + nbytes
+                if category == _GRADIENTS:
+                    elements += _elements(nbytes, key[5])
+                elif category == _STATE and key[4] == ():
+                    scalars += nbytes
                 if key in rows:
                     total, n = rows[key]
                     rows[key] = (total + nbytes, n + 1)
@@ -80,6 +89,8 @@ class SnapshotReader:
             **by_category,
             by_module=dict(sorted(by_path.items())),
             largest=tuple(self._allocation(*row) for row in lasting.largest_with(rows)),
+            gradient_elements=elements,
+            optimizer_scalars=scalars,
         )
 
     def _allocation(self, key: _Key, nbytes: int, n_blocks: int) -> Allocation:
@@ -104,12 +115,18 @@ class _Lasting:
     def __init__(self) -> None:
         self.categories = [0] * len(CATEGORIES)
         self.modules: dict[int, int] = {}
+        self.gradient_elements = 0
+        self.optimizer_scalars = 0
         self._rows: _Rows = {}
         self._largest: list[tuple[_Key, int, int]] | None = None
 
     def add(self, nbytes: int, category: int, module: int, key: _Key) -> None:
         self.categories[category] += nbytes
         self.modules[module] = self.modules.get(module, 0) + nbytes
+        if category == _GRADIENTS:
+            self.gradient_elements += _elements(nbytes, key[5])
+        elif category == _STATE and key[4] == ():
+            self.optimizer_scalars += nbytes
         total, n = self._rows.get(key, (0, 0))
         self._rows[key] = (total + nbytes, n + 1)
 
@@ -131,6 +148,19 @@ class _Lasting:
             return row
         total, n = self._rows[key]
         return row[0] + total, row[1] + n
+
+
+def _elements(nbytes: int, dtype: str) -> int:
+    """Elements of a gradient's storage; the indices of a sparse one are none."""
+    if "int" in dtype or dtype == "bool":
+        return 0
+    return nbytes // _item_bytes(dtype)
+
+
+@functools.cache
+def _item_bytes(dtype: str) -> int:
+    bits = re.search("[0-9]+", dtype)
+    return max(int(bits[0]) // 8, 1) if bits else 4
 
 
 def _by_size(row: tuple[_Key, int, int]) -> tuple[int, _Key]:

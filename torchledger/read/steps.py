@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torchledger.journal.entries import DeviceReading, Journal
+from torchledger.journal.evidence import StepEvidence
 from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
 from torchledger.read.events import repaired_events
+from torchledger.read.evidence import gather_evidence
 from torchledger.read.flops import flop_statement
 from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
@@ -21,6 +23,7 @@ class StepReading:
     """What a journal says: its FLOPs, its bytes by device, and the category of each block."""
 
     flops: FlopStatement
+    evidence: StepEvidence
     memory: dict[str, MemoryStatement]
     settled: dict[int, int]
     plain: dict[str, MemoryStatement]
@@ -75,9 +78,18 @@ class StepReader:
             and journal.uncounted == self._last.uncounted
             and journal.parameters == self._last.parameters
         )
+        same_evidence = (
+            same
+            and journal.readers == self._last.readers
+            and journal.batches == self._last.batches
+            and journal.segments == self._last.segments
+            and journal.parameter_rows == self._last.parameter_rows
+        )
         settled = dict(zip(journal.numbers(), self._categories, strict=True))
         flops = before.flops if same else flop_statement(journal)
-        return _ask(journal, StepReading(flops, before.plain, settled, before.plain, before.dispatched), allocators)
+        evidence = before.evidence if same_evidence else gather_evidence(journal, settled)
+        reading = StepReading(flops, evidence, before.plain, settled, before.plain, before.dispatched)
+        return _ask(journal, reading, allocators)
 
 
 def read_journal(journal: Journal, allocators: Allocators | None = None) -> StepReading:
@@ -86,7 +98,8 @@ def read_journal(journal: Journal, allocators: Allocators | None = None) -> Step
     settled = settle(journal, events)
     plain = memory_statements(journal, settled, events)
     dispatched = dispatched_bytes(journal, settled) if allocators else {}
-    return _ask(journal, StepReading(flop_statement(journal), plain, settled, plain, dispatched), allocators)
+    evidence = gather_evidence(journal, settled)
+    return _ask(journal, StepReading(flop_statement(journal), evidence, plain, settled, plain, dispatched), allocators)
 
 
 def _ask(journal: Journal, reading: StepReading, allocators: Allocators | None) -> StepReading:

@@ -17,10 +17,10 @@ from torchledger.journal.entries import (
     NOT_INPUTS,
     READ_BY_FORWARD,
 )
-from torchledger.record.entries import Entry
+from torchledger.record.entries import Entry, Kind
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
-from torchledger.record.storages import Cut, Made, plain_parts
+from torchledger.record.storages import NO_PARAMETER, Cut, Made, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
@@ -91,6 +91,27 @@ class Arrivals(Watching):
                     self.books.resized(_storage_of(part), phase, module)
         except Exception as error:
             self.fault("a new size could not be noted", error)
+
+    def note_reader(self, parameter: int, tensor: torch.Tensor, entry: Entry, args: Any, module: int) -> None:
+        """An op of a forward pass reads a parameter, or a copy of one."""
+        books = self.books
+        key = (parameter if parameter >= 0 else books.parameter_of(tensor), entry.name)
+        if key in books.readers or entry.kind == Kind.COPYING:
+            return
+        how = "uncounted" if entry.uncounted else "plain"
+        if entry.formula is not None:
+            position = next((i for i, arg in enumerate(args) if arg is tensor), -1)
+            how = "product" if position in entry.operands or position < 0 else "addend"
+        books.readers[key] = (how, module, len(books.blocks))
+
+    def note_added(self, tensor: torch.Tensor, entry: Entry, args: Any) -> None:
+        """An op of a forward pass writes into its first argument, from a second that may be a parameter."""
+        try:
+            ref = self.books.live.get(id(_storage_of(tensor)))
+        except (RuntimeError, NotImplementedError):
+            return
+        if ref is not None and ref.parameter != NO_PARAMETER:
+            self.note_reader(ref.parameter, tensor, entry, args, self.place.stack[-1])
 
     def enter_gradient(self, gradient: Any, made: Made | None) -> None:
         """Autograd stores this tensor in a ``.grad``."""

@@ -110,6 +110,24 @@ class Locating(Arrivals):
         number = self.books.parameter_of(node.variable)
         return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
 
+    def segment(self, recomputing: bool) -> int:
+        """The index of the segment of a non-reentrant checkpoint that runs, or that is recomputed; -1 for none."""
+        hooks = internals.top_saved_tensors_hooks(False)
+        if not hooks:
+            return -1
+        name = getattr(hooks[0], "__qualname__", "")
+        if not name.startswith("_recomputation_hook" if recomputing else "_checkpoint_hook"):
+            return -1
+        done = internals.recomputations_of(hooks[0], recomputing=recomputing)
+        if done is None:
+            return -1
+        books = self.books
+        index = books.segment_numbers.get(id(done), -1)
+        if index < 0 and not recomputing and not internals.is_selective_checkpoint(internals.current_dispatch_modes()):
+            index = books.segment_numbers[id(done)] = len(books.segments)
+            books.segments.append(done)
+        return index
+
     def note_subclass_op(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> None:
         """An op on a subclass, which runs ops of its own inside: those are what is posted, but they make no nodes."""
         if entry.formula is not None and any(type(arg).__name__ == "DTensor" for arg in args):

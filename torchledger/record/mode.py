@@ -151,12 +151,19 @@ class Recorder(Locating, TorchDispatchMode):
                     for arg in args:
                         t = type(arg)
                         if t is _Tensor or t is _Parameter:
-                            if id(_storage_of(arg)) not in live:
+                            ref = live.get(id(_storage_of(arg)))
+                            if ref is None:
                                 self.meet(arg, phase)
+                            elif ref.parameter != -1 and phase is FORWARD:
+                                self.note_reader(ref.parameter, arg, entry, args, module)
                         elif t is list or t is tuple:
                             for item in arg:
-                                if isinstance(item, _Tensor) and id(_storage_of(item)) not in live:
-                                    self.meet(item, phase)
+                                if isinstance(item, _Tensor):
+                                    ref = live.get(id(_storage_of(item)))
+                                    if ref is None:
+                                        self.meet(item, phase)
+                                    elif ref.parameter != -1 and phase is FORWARD:
+                                        self.note_reader(ref.parameter, item, entry, args, module)
             except Exception as error:
                 self.meet_odd(args, phase, error)
             if entry.uncounted:
@@ -231,6 +238,8 @@ class Recorder(Locating, TorchDispatchMode):
             if entry.uncounted:
                 self.uncounted(entry.name, OUTSIDE)
             self.meet_written(args)
+            if not runs and len(args) > 1 and isinstance(args[1], _Tensor) and self.place.stack:
+                self.note_added(args[1], entry, args)
             out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             if runs and type(_current_node()) is _AccumulateGrad:
                 self.enter_gradient(args[0], None)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torchledger import internals
-from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER
+from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, ParameterRow
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.storages import Books
 
@@ -33,6 +33,10 @@ class ParameterBooks:
         self._known: dict[int, tuple[int, weakref.ref[Any], Any]] = {}
         """id(parameter) -> its number, and the module or optimizer and the key where it was found."""
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._rows: dict[int, ParameterRow] = {}
+        self._old_rows: dict[int, ParameterRow] = {}
+        self._homeless: set[int] = set()
+        """Parameters that no module holds, but an optimizer."""
         self._read_this_step: set[int] = set()
         """Optimizers whose state was entered after their step: it is not looked through again when the step ends."""
         self.has_fake_tensors = False
@@ -50,6 +54,7 @@ class ParameterBooks:
 
     def enter_all(self) -> None:
         """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
+        self._old_rows, self._rows = self._rows, {}
         for number, reference in list(self._holders.items()):
             module = reference()
             if module is None:
@@ -69,7 +74,11 @@ class ParameterBooks:
             if number < 0:
                 number = self._names.parameter_number(key, module_number)
                 self._known[id(parameter)] = (number, weakref.ref(module), key)
-            self._enter(parameter, PARAMETER, number)
+            new = self._enter(parameter, PARAMETER, number)
+            row = self._old_rows.get(number)
+            if row is None or new or row.trainable is not parameter.requires_grad:
+                row = self._row(number, parameter, type(module).__name__, key)
+            self._rows[number] = row
         for buffer in module._buffers.values():
             if buffer is not None and not is_lazy(buffer):
                 self._enter(buffer, BUFFER, -1, module_number)
@@ -91,8 +100,33 @@ class ParameterBooks:
             there = None
         return number if there is parameter else -1
 
-    def _enter(self, tensor: torch.Tensor, role: int, number: int, module: int = OUTSIDE) -> None:
-        """Enter a registered tensor, if its storage is not known as such, and its gradient."""
+    def rows(self) -> list[ParameterRow]:
+        """What there is of each parameter, as `enter_all` found them."""
+        found = dict(self._rows)
+        for number, reference, key in self._known.values():
+            optimizer = reference() if number in self._homeless and number not in found else None
+            if optimizer is not None:
+                for parameter in optimizer.param_groups[key[0]]["params"][key[1] : key[1] + 1]:
+                    found[number] = self._row(number, parameter, "", "")
+        return list(found.values())
+
+    def _row(self, number: int, parameter: torch.Tensor, holder: str, key: str) -> ParameterRow:
+        n_elements, dtype = parameter.numel(), parameter.dtype
+        books = self._books
+        return ParameterRow(
+            number,
+            n_elements,
+            parameter.dim(),
+            n_elements * dtype.itemsize,
+            books.dtype_name(dtype),
+            books.device_name(parameter.device),
+            parameter.requires_grad,
+            holder,
+            key,
+        )
+
+    def _enter(self, tensor: torch.Tensor, role: int, number: int, module: int = OUTSIDE) -> bool:
+        """Enter a registered tensor, if its storage is not known as such, and its gradient; says whether it was new."""
         books = self._books
         module = self._names.parameter_modules[number] if number >= 0 else module
         try:
@@ -100,8 +134,9 @@ class ParameterBooks:
         except (RuntimeError, NotImplementedError):  # sparse, wrapped, or inside a function transform
             ref = None
             if internals.is_functorch_wrapped(tensor):
-                return
-        if ref is None or not books.roles.get(ref.number, 0) & role:
+                return False
+        new = ref is None or not books.roles.get(ref.number, 0) & role
+        if new:
             self.has_fake_tensors = self.has_fake_tensors or type(tensor).__name__ == "FakeTensor"
             if number >= 0:
                 books.enter_parameter(tensor, number, module)
@@ -109,6 +144,7 @@ class ParameterBooks:
                 books.enter(tensor, role, module)
         if number >= 0 and (gradient := tensor.grad) is not None:
             self._enter_gradient(gradient, module)
+        return new
 
     def _enter_gradient(self, gradient: torch.Tensor, module: int) -> None:
         books = self._books
@@ -153,6 +189,7 @@ class ParameterBooks:
                     name = f"{type(optimizer).__name__}.param_groups.{g}.{i}"
                     number = self._names.parameter_number(name, OUTSIDE)
                     self._known[id(parameter)] = (number, weakref.ref(optimizer), (g, i))
+                    self._homeless.add(number)
                 self._enter(parameter, PARAMETER, number)
 
     def enter_state(self, optimizer: Optimizer) -> None:

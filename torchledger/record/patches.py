@@ -25,7 +25,7 @@ from torchledger.record.leaving import keep_flags
 class Watcher(Protocol):
     """What a ledger is told about one thread."""
 
-    def enter_module(self, module: nn.Module) -> None:
+    def enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is about to run."""
 
     def leave_module(self) -> None:
@@ -119,7 +119,7 @@ def _patch_modules() -> None:
         if watchers is None:
             return original(self, *args, **kwargs)
         for watcher in watchers:
-            watcher.enter_module(self)
+            watcher.enter_module(self, args, kwargs)
         try:
             return original(self, *args, **kwargs)
         finally:

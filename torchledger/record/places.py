@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ OUTSIDE_PHASE = "outside"
 _get_sequence_nr = internals.get_sequence_nr
 
 
+Used: TypeAlias = tuple[tuple[int, ...], int]
+"""A product's parameters, and its number among all products of the recorder."""
+
+
 class NodeLog:
     """Which module made which autograd nodes of one thread.
 
@@ -33,9 +37,9 @@ class NodeLog:
     def __init__(self) -> None:
         self.numbers: list[int] = [0]
         self.modules: list[int] = [OUTSIDE]
-        self.products: dict[int, tuple[int, ...]] = {}
-        """The parameters that the product of a node used, by node number."""
-        self.products_before: dict[int, tuple[int, ...]] = {}
+        self.products: dict[int, tuple[Used, ...]] = {}
+        """The products of a node, by node number."""
+        self.products_before: dict[int, tuple[Used, ...]] = {}
         self.previous = 0
 
     def note(self, number: int, module: int) -> None:
@@ -50,8 +54,8 @@ class NodeLog:
         """The module that made a node."""
         return self.modules[bisect_right(self.numbers, node_number) - 1]
 
-    def parameters_of(self, node_number: int) -> tuple[int, ...]:
-        """The parameters that a node's product used."""
+    def products_of(self, node_number: int) -> tuple[Used, ...]:
+        """The products that a node's forward ran."""
         return self.products.get(node_number) or self.products_before.get(node_number, ())
 
     def cut(self) -> None:
@@ -75,7 +79,7 @@ class SubclassOp(NamedTuple):
 class Run:
     """A backward or an optimizer step that is running."""
 
-    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "recomputing", "thread")
+    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "number", "thread")
 
     def __init__(self, is_backward: bool, create_graph: bool, place: Place, frame: FrameType | None = None) -> None:
         self.is_backward = is_backward
@@ -85,7 +89,7 @@ class Run:
         self.log = place.log
         # Not the frame itself, which would keep its arguments alive.
         self.frame = id(frame) if frame is not None else 0
-        self.recomputing = False
+        self.number = 0
 
     def depth_on(self, place: Place) -> int:
         """How many modules ran on a thread when this began."""
@@ -99,6 +103,9 @@ class Listener(Protocol):
 
     def module_begins(self, module: nn.Module, place: Place) -> int:
         """A module that runs at the top, or that has no number yet."""
+
+    def note_batch(self, module: nn.Module, number: int, args: Any, kwargs: Any) -> None:
+        """What a module that runs at the top is given."""
 
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
@@ -136,13 +143,15 @@ class Place:
         self.numbers = recorder.names.module_numbers
         self.seen_number = _get_sequence_nr()
 
-    def enter_module(self, module: nn.Module) -> None:
+    def enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is about to run."""
         stack = self.stack
         number = self.numbers.get(id(module))
         if number is None or not stack:
             try:
                 number = self.recorder.module_begins(module, self)
+                if not stack:
+                    self.recorder.note_batch(module, number, args, kwargs)
             except Exception as error:
                 self.recorder.fault(f"{type(module).__name__} could not be entered", error)
                 number = self.numbers.get(id(module), OUTSIDE)

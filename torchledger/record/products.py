@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_map
 
 from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
+from torchledger.flops.uses import count_uses
+from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD
 from torchledger.record.entries import Entry
 from torchledger.record.places import (
     BACKWARD,
@@ -18,6 +20,7 @@ from torchledger.record.places import (
     Place,
     Run,
     SubclassOp,
+    Used,
     compiled_region,
     in_function_forward,
 )
@@ -38,6 +41,9 @@ class Poster(Protocol):
     compiled_regions: set[tuple[str, int]]
     subclass_op: SubclassOp | None
     distributed_product: tuple[str, int] | None
+
+    def segment(self, recomputing: bool) -> int:
+        """The checkpointed segment that runs."""
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""
@@ -79,13 +85,10 @@ def post_product(
         recorder.fault(f"the formula of {entry.name} failed", error)
         recorder.uncounted(entry.name, module)
         return
-    if recorder.dynamo_is_about:
-        region = compiled_region(sys._getframe(2))
-        if region and "torchinductor" not in region:  # Inductor's tell of themselves
-            recorder.compiled_regions.add((region, module))
+    flags = _compiled(recorder, module) if recorder.dynamo_is_about else 0
     dtype = ""
     found: tuple[int, ...] = ()
-    tracked = False
+    first = -1
     live = books.live
     for position in entry.operands:
         operand = args[position] if position < len(args) else None
@@ -93,43 +96,75 @@ def post_product(
             continue
         if not dtype:
             dtype = books.dtype_name(operand.dtype)
-        if operand.requires_grad:
-            tracked = True
+        flag = INPUT_GRAD
         try:
             ref = live.get(id(_storage_of(operand)))
         except (RuntimeError, NotImplementedError):  # sparse
-            continue
+            ref = None
         if ref is not None and ref.parameter != NO_PARAMETER:
             number = ref.parameter if ref.parameter >= 0 else books.parameter_of(operand)
             if number >= 0:
+                if not found:
+                    first, flag = position, WEIGHT_GRAD
                 found = (*found, number)
+        if operand.requires_grad:
+            flags |= flag
     dtype = dtype or _first_dtype(books, args)
+    link: tuple[Any, ...] = ()
     if phase is not BACKWARD:
         parts, found = _forward_parts(books, cost, found)
-        # An op that makes no node must not write: the last number would be another node's.
-        if found and (phase is FORWARD or phase is RECOMPUTE):
-            makes_node = tracked or type(cost) is not int
-            around = recorder.subclass_op
-            if (
-                (makes_node and _is_grad_enabled())
-                or in_function_forward()
-                or (around is not None and around.tracked and around.number == _get_sequence_nr())
-            ):
-                _remember(place, found)
+        if phase is FORWARD or phase is RECOMPUTE:
+            flags = _remember_forward(recorder, place, cost, found, flags)
+            segment = recorder.segment(phase is RECOMPUTE)
+            if not parts:
+                link = (-1, flags, segment, 0, (), _sizes(entry, args, out))
+            elif first >= 0 and len(parts) == 1:
+                link = (-1, flags, segment, 0, (count_uses(entry.name, args, out, first, parts[0][2]),), ())
+            else:
+                link = (-1, flags, segment, 0, tuple([part[2] // 2 for part in parts]), ())
     elif node is None:
         parts = ()
     else:
-        parts = _backward_parts(recorder, cost, found, place, node)
+        parts, origin = _backward_parts(recorder, cost, found, place, node)
+        link = (origin, 0, -1, recorder.runs[-1].number, (), ())
     if recorder.distributed_product is not None:
         name, whole = recorder.distributed_product
         if name == entry.name:
             books.global_excess += max(whole - (cost if type(cost) is int else cost.flops), 0)
         recorder.distributed_product = None
     if type(cost) is int:
-        books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact"))
+        books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact", link))
     else:
         name, flops, rescore, excess = cost.name or entry.name, cost.flops, cost.rescore, cost.causal_excess
-        books.products.append((name, dtype, phase, module, flops, rescore, excess, parts, cost.quality))
+        books.products.append((name, dtype, phase, module, flops, rescore, excess, parts, cost.quality, link))
+
+
+def _compiled(recorder: Poster, module: int) -> int:
+    """`HIDDEN` if compiled code called the product, 0 if not; notes the region."""
+    region = compiled_region(sys._getframe(3))
+    if region and "torchinductor" not in region:  # Inductor's tell of themselves
+        recorder.compiled_regions.add((region, module))
+    return HIDDEN if region else 0
+
+
+def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: tuple[int, ...], flags: int) -> int:
+    """Note a forward's product for its node's backward, if it makes a node; gives back all its flags."""
+    in_function = in_function_forward()
+    if _is_grad_enabled():
+        flags |= GRAPH
+    if in_function:
+        flags |= HIDDEN
+    if isinstance(cost, Cost) and cost.parts:
+        flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
+    # An op that makes no node must not write: the last number would be another node's.
+    around = recorder.subclass_op
+    if (
+        (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
+        or in_function
+        or (around is not None and around.tracked and around.number == _get_sequence_nr())
+    ):
+        _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
+    return flags
 
 
 _Parts = tuple[tuple[int, str, int], ...]
@@ -147,24 +182,42 @@ def _forward_parts(books: Books, cost: int | Cost, found: tuple[int, ...]) -> tu
     return ((found[0], "forward", cost),) if found else (), found
 
 
-def _backward_parts(recorder: Poster, cost: int | Cost, found: tuple[int, ...], place: Place, node: Any) -> _Parts:
-    """In a backward, a product with the parameter is an input gradient.
+def _backward_parts(
+    recorder: Poster, cost: int | Cost, found: tuple[int, ...], place: Place, node: Any
+) -> tuple[_Parts, int]:
+    """In a backward, a product with the parameter is an input gradient; also the index of the forward's product.
 
     One without it is the weight gradient of the parameter that the node's forward used.
     """
-    run = recorder.runs[-1]
-    known = run.log.parameters_of(node._sequence_nr())
-    if run.create_graph and (found or known):
-        _remember(place, found or known)  # a second backward walks through this product
+    run, books = recorder.runs[-1], recorder.books
+    products = run.log.products_of(node._sequence_nr())
+    known, row = products[0] if products else ((), -1)
+    if len(products) > 1:  # a custom function's
+        row = next((number for used, number in products if found and found[0] in used), row)
+        known = tuple(dict.fromkeys(parameter for used, _ in products for parameter in used))
+    origin = max(row - books.n_products_before, -1)
+    if run.create_graph and (found or products):
+        # A second backward walks through this product.
+        _remember(place, (found or known, books.n_products_before + len(books.products)))
     flops, given = (cost.flops, cost.parts) if isinstance(cost, Cost) else (cost, ())
     if given:
-        numbers = [recorder.books.parameter_of(part.operand) for part in given]
+        numbers = [books.parameter_of(part.operand) for part in given]
         fallback = known[0] if len(known) == 1 else NO_PARAMETER
         pairs = ((n if n >= 0 else fallback, p.kind, p.flops) for n, p in zip(numbers, given, strict=True))
-        return tuple(pair for pair in pairs if pair[0] >= 0)
+        return tuple(pair for pair in pairs if pair[0] >= 0), origin
     if found:
-        return ((found[0], "input_grad", flops),)
-    return ((known[0], "weight_grad", flops),) if known else ()
+        return ((found[0], "input_grad", flops),), origin
+    return (((known[0], "weight_grad", flops),) if known else ()), origin
+
+
+def _sizes(entry: Entry, args: Any, out: Any) -> tuple[int, ...]:
+    """Elements of the result and of the operands of a product without parameters."""
+    return tuple(
+        [
+            value.numel() if isinstance(value, torch.Tensor) else 0
+            for value in (out, *[args[position] for position in entry.operands[:2] if position < len(args)])
+        ]
+    )
 
 
 def _first_dtype(books: Books, args: Any) -> str:
@@ -176,9 +229,9 @@ def _first_dtype(books: Books, args: Any) -> str:
     return "unknown"
 
 
-def _remember(place: Place, parameters: tuple[int, ...]) -> None:
+def _remember(place: Place, used: Used) -> None:
     # Inside dispatch the counter is one past the op's own node.
     number = _get_sequence_nr() - 1
     products = place.log.products
     before = products.get(number)
-    products[number] = parameters if before is None else (*before, *(p for p in parameters if p not in before))
+    products[number] = (used,) if before is None else (*before, used)

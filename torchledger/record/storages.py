@@ -18,8 +18,10 @@ from torchledger.journal.entries import (
     READ_BY_FORWARD,
     SETTLED_SHIFT,
     WRITTEN,
+    Batch,
     Journal,
     ProductRow,
+    Reader,
     Row,
 )
 
@@ -76,6 +78,13 @@ class Books:
         self.uncounted: dict[str, int] = {}
         self.inplace_adds: list[tuple[int, int]] = []
         self.global_excess = 0
+        self.n_products_before = 0
+        """Products of earlier steps."""
+        self.readers: dict[tuple[int, str], tuple[str, int, int]] = {}
+        self.batches: list[Batch] = []
+        self.segments: list[dict[int, bool]] = []
+        """Of each checkpointed segment, torch's own note of the backwards that recomputed it."""
+        self.segment_numbers: dict[int, int] = {}
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
@@ -123,7 +132,7 @@ class Books:
             phase,
             module,
             op,
-            _shape(tensor),
+            shape_of(tensor),
             self.dtype_name(tensor.dtype),
             site,
         )
@@ -244,7 +253,15 @@ class Books:
             inplace_adds=list(self.inplace_adds),
             sites=self.sites,
             global_excess=self.global_excess,
+            **self._evidence(),
         )
+
+    def _evidence(self) -> dict[str, Any]:
+        return {
+            "segments": [sum(done.values()) for done in self.segments],
+            "readers": [Reader(number, op, *rest) for (number, op), rest in self.readers.items()],
+            "batches": list(self.batches),
+        }
 
     def cut(self, index: int, at: Cut | None = None) -> Journal:
         """Close the journal of a step and open the next; with ``at``, as of that earlier moment.
@@ -270,6 +287,7 @@ class Books:
             inplace_adds=self.inplace_adds,
             sites=self.sites,
             global_excess=self.global_excess,
+            **self._evidence(),
         )
         alive = {ref.number for ref in (*self.live.values(), *self.unread.values()) if ref.number < boundary}
         alive.update(~event for event in later if event < 0 and ~event < boundary)
@@ -279,7 +297,9 @@ class Books:
         self.marks = [
             (position - at.events, kind, value) for position, kind, value in self.marks if position > at.events
         ]
+        self.n_products_before += len(self.products)
         self.products, self.copies = [], []
+        self.readers, self.batches, self.segments, self.segment_numbers = {}, [], [], {}
         self.uncounted, self.inplace_adds = {}, []
         self.global_excess = 0
         return journal
@@ -312,7 +332,8 @@ class Books:
         return name
 
 
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A tensor's sizes; of a nested one, the number of its elements."""
     try:
         return tuple(tensor.shape)
     except RuntimeError:  # a nested tensor has none

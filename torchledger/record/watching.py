@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_iter
 
 from torchledger import internals
+from torchledger.journal.entries import Batch
 from torchledger.record import patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, Place, Run, is_running
-from torchledger.record.storages import Books, Cut
+from torchledger.record.storages import Books, Cut, shape_of
 
 _get_ident = threading.get_ident
 
@@ -41,6 +43,8 @@ class Watching:
         self.next_step: Cut | None = None
         self.faults: list[str] = []
         self._steps_of: dict[int, int] = {}
+        self.n_runs = 0
+        """Backwards and optimizer steps of the open step so far."""
         self.optimizer_steps = 0
         """How often the busiest optimizer has stepped."""
 
@@ -82,6 +86,22 @@ class Watching:
             self.forward_after_optimizer()
         return number
 
+    def note_batch(self, module: nn.Module, number: int, args: Any, kwargs: Any) -> None:
+        """What a model is called with says how many tokens, or samples, a step has."""
+        if self.runs or next(module.parameters(), None) is None:
+            return
+        integers: tuple[int, ...] = ()
+        first: tuple[int, ...] | None = None
+        for value in tree_iter((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                shape = shape_of(value)
+                first = shape if first is None else first
+                if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
+                    integers = shape
+                    break
+        if first is not None:
+            self.books.batches.append(Batch(number, torch.is_grad_enabled(), integers, first))
+
     def forward_after_optimizer(self) -> None:
         """A step has ended, in a program that does not say so: what was made outside since belongs to the next one."""
         at = self.next_step or self.books.here()
@@ -101,6 +121,8 @@ class Watching:
         """A backward or an optimizer's step begins."""
         self.drop_dead_runs()
         self.runs.append(run)
+        self.n_runs += 1
+        run.number = self.n_runs
         self.in_optimizer = not run.is_backward
         self.node_number = -1
         position = len(self.books.events)

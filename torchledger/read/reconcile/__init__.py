@@ -1,0 +1,1 @@
+"""From the arithmetic on a napkin to what was measured, cause by cause."""

@@ -1,0 +1,70 @@
+"""Bridges from a prediction to a measured number, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchledger.read.reconcile.bridge import Bridge
+from torchledger.read.reconcile.memory import PhasePeak
+from torchledger.render.names import clean, module_label
+from torchledger.render.tables import Column, Facts, Section, Table
+from torchledger.units import format_bytes, format_flops, format_share
+
+
+def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[PhasePeak]) -> tuple[Section, ...]:
+    """Both bridges, and the peak of each phase."""
+    sections: list[Section] = [
+        bridge_table(flops, "FLOPs: from 6·N·D to what the hardware executed"),
+        bridge_table(memory, "Bytes: from 16·N to the peak"),
+    ]
+    rows = tuple(
+        (
+            peak.phase,
+            f"{peak.total_bytes:,}",
+            format_bytes(peak.total_bytes),
+            f"{clean(peak.op)} of {module_label(peak.module)}" if peak.op else "its beginning",
+            f"{peak.category} {format_bytes(peak.category_bytes)}",
+        )
+        for peak in peaks
+    )
+    if rows:
+        columns = (
+            Column("phase", "text"),
+            Column("bytes"),
+            Column("", "number", drop=1),
+            Column("at", "name"),
+            Column("mostly", "text", drop=2),
+        )
+        sections.append(Table("The peak of each phase", columns, rows))
+        sections.append(Facts("What would lower it", tuple((peak.phase, peak.advice) for peak in peaks)))
+    return tuple(sections)
+
+
+def bridge_table(bridge: Bridge, title: str) -> Table:
+    """A bridge, a line a term; what is left over says so."""
+    in_units = format_flops if bridge.unit == "flops" else format_bytes
+    closed = bridge.closed_form is not None
+
+    def row(name: str, n: int, why: str, closed_form: int | None = None, *, signed: bool = True) -> tuple[str, ...]:
+        shown = (f"{n:+,}" if signed else f"{n:,}", in_units(n, signed=signed), why)
+        return (name, *shown[:2], *((f"{closed_form:+,}" if closed_form is not None else "",) if closed else ()), why)
+
+    rule, _, numbers = bridge.rule.partition(", ")
+    rows = [row("predicted", bridge.predicted, clean(rule), signed=False)]
+    rows += [row(term.name, term.value, clean(term.why), term.closed_form) for term in bridge.terms]
+    if bridge.residual:
+        share = format_share(abs(bridge.residual), bridge.measured)
+        rows.append(row("unexplained", bridge.residual, f"{share} of what was measured: no cause has a name"))
+    rows.append(row("measured", bridge.measured, "", signed=False))
+    unit = "FLOP" if bridge.unit == "flops" else "bytes"
+    columns = (
+        Column("term", "text"),
+        Column(unit),
+        Column("", "number", drop=2),
+        *((Column("closed form", "number"),) if closed else ()),
+        Column("why", "name"),
+    )
+    notes = [f"predicted from {clean(numbers)}", *map(clean, bridge.notes)] if numbers else [*map(clean, bridge.notes)]
+    if not bridge.residual:
+        notes.insert(0, "residual 0: every difference has a name")
+    return Table(title, columns, tuple(rows), 1, tuple(notes))
