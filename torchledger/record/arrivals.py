@@ -17,7 +17,7 @@ from torchledger.journal.entries import (
     NOT_INPUTS,
     READ_BY_FORWARD,
 )
-from torchledger.record.entries import Entry, Kind
+from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
 from torchledger.record.storages import NO_PARAMETER, Cut, Made, plain_parts
@@ -96,7 +96,7 @@ class Arrivals(Watching):
         """An op of a forward pass reads a parameter, or a copy of one."""
         books = self.books
         key = (parameter if parameter >= 0 else books.parameter_of(tensor), entry.name)
-        if key in books.readers or entry.kind == Kind.COPYING:
+        if key in books.readers or entry.name in ("aten.clone", "aten._to_copy"):
             return
         how = "uncounted" if entry.uncounted else "plain"
         if entry.formula is not None:

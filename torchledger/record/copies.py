@@ -9,18 +9,26 @@ import torch
 from torchledger.journal.entries import AUTOCAST_COPY
 from torchledger.record.storages import Books
 
+_STACK = 3
+"""Dimensions of a stack of matrices."""
 _storage_of = torch.Tensor.untyped_storage
 
 
 def note_copy(books: Books, name: str, args: Any, kwargs: Any, out: Any, module: int) -> None:
-    """`clone` and `_to_copy`: follow a parameter into its copy, and post copies that the user may not know of."""
+    """`clone`, `_to_copy`, `index`: follow a parameter into its copy, and post copies that the user may not know of."""
     source = args[0]
+    if name == "aten._weight_norm_interface":
+        out = out[0]  # what a weight is multiplied as
     if not isinstance(out, torch.Tensor) or out.layout is not torch.strided or source.layout is not torch.strided:
         return
     storage = _storage_of(out)
     parameter = books.parameter_of(source)
-    if parameter >= 0:
+    picks = name.startswith("aten.index")
+    # Matrices picked out of a stack, such as experts, are still weights; rows of a table are what was looked up.
+    if parameter >= 0 and (not picks or source.dim() >= _STACK):
         books.tag_parameter(storage, parameter, out.storage_offset())
+    if picks or name == "aten._weight_norm_interface":
+        return
     kind = ""
     if name == "aten._to_copy":
         if out.device != source.device:

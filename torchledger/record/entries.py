@@ -25,7 +25,7 @@ class Kind(IntEnum):
     RESIZING = 4
     """May change the size of a storage that is there: `.out` overloads, `resize_`, `set_`."""
     COPYING = 5
-    """`clone` and `_to_copy`: the values of their argument, perhaps in another layout, dtype or place."""
+    """`clone`, `_to_copy`, `index`: values of their argument, perhaps in another layout, dtype, place or order."""
     ADDING = 6
     """`aten.add.Tensor`: what autograd sums gradients with under a dispatch mode."""
     COMPOSITE = 7
@@ -61,7 +61,9 @@ def _kind(op: Any, counted: bool) -> int:
         return Kind.DETACH
     if op is aten.add.Tensor:
         return Kind.ADDING
-    if op in (aten.clone.default, aten._to_copy.default):
+    if op in (aten.clone.default, aten._to_copy.default, aten.index.Tensor, aten.index_select.default):
+        return Kind.COPYING
+    if op is aten._weight_norm_interface.default:
         return Kind.COPYING
     if is_true_composite(op) and (not counted or op.overloadpacket in (aten.linear, aten.matmul)):
         return Kind.COMPOSITE

@@ -100,6 +100,11 @@ class ParameterBooks:
             there = None
         return number if there is parameter else -1
 
+    def n_elements(self, number: int) -> int:
+        """Elements of a parameter, -1 where it is not known."""
+        row = self._rows.get(number) or self._old_rows.get(number)
+        return -1 if row is None else row.n_elements
+
     def rows(self) -> list[ParameterRow]:
         """What there is of each parameter, as `enter_all` found them."""
         found = dict(self._rows)

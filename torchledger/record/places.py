@@ -79,7 +79,7 @@ class SubclassOp(NamedTuple):
 class Run:
     """A backward or an optimizer step that is running."""
 
-    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "number", "thread")
+    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "matched", "number", "thread")
 
     def __init__(self, is_backward: bool, create_graph: bool, place: Place, frame: FrameType | None = None) -> None:
         self.is_backward = is_backward
@@ -90,6 +90,7 @@ class Run:
         # Not the frame itself, which would keep its arguments alive.
         self.frame = id(frame) if frame is not None else 0
         self.number = 0
+        self.matched: dict[tuple[int, bool], int] = {}
 
     def depth_on(self, place: Place) -> int:
         """How many modules ran on a thread when this began."""

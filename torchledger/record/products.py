@@ -13,6 +13,8 @@ from torchledger.flops.rules import Cost, UnknownCostError
 from torchledger.flops.uses import count_uses
 from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD
 from torchledger.record.entries import Entry
+from torchledger.record.matching import match_product
+from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import (
     BACKWARD,
     FORWARD,
@@ -36,6 +38,7 @@ class Poster(Protocol):
     """What posting a product needs of the recorder."""
 
     books: Books
+    parameters: ParameterBooks
     runs: list[Run]
     dynamo_is_about: bool
     compiled_regions: set[tuple[str, int]]
@@ -125,7 +128,7 @@ def post_product(
     elif node is None:
         parts = ()
     else:
-        parts, origin = _backward_parts(recorder, cost, found, place, node)
+        parts, origin = _backward_parts(recorder, cost, found, place, node, (entry, args, out))
         link = (origin, 0, -1, recorder.runs[-1].number, (), ())
     if recorder.distributed_product is not None:
         name, whole = recorder.distributed_product
@@ -183,7 +186,7 @@ def _forward_parts(books: Books, cost: int | Cost, found: tuple[int, ...]) -> tu
 
 
 def _backward_parts(
-    recorder: Poster, cost: int | Cost, found: tuple[int, ...], place: Place, node: Any
+    recorder: Poster, cost: int | Cost, found: tuple[int, ...], place: Place, node: Any, call: tuple[Entry, Any, Any]
 ) -> tuple[_Parts, int]:
     """In a backward, a product with the parameter is an input gradient; also the index of the forward's product.
 
@@ -191,10 +194,10 @@ def _backward_parts(
     """
     run, books = recorder.runs[-1], recorder.books
     products = run.log.products_of(node._sequence_nr())
-    known, row = products[0] if products else ((), -1)
-    if len(products) > 1:  # a custom function's
-        row = next((number for used, number in products if found and found[0] in used), row)
-        known = tuple(dict.fromkeys(parameter for used, _ in products for parameter in used))
+    if len(products) > 1:
+        known, row = match_product(run.matched, products, found, _sizes(*call), books, recorder.parameters)
+    else:
+        known, row = products[0] if products else ((), -1)
     origin = max(row - books.n_products_before, -1)
     if run.create_graph and (found or products):
         # A second backward walks through this product.

@@ -94,7 +94,7 @@ class Watching:
         first: tuple[int, ...] | None = None
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
-                shape = shape_of(value)
+                shape = (value.numel(),) if value.is_nested else shape_of(value)
                 first = shape if first is None else first
                 if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
                     integers = shape
