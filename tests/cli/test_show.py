@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from synthetic import gpt_report, make_journal
 from torchledger._version import __version__
 from torchledger.cli.commands import COMMANDS, CommandRow
 from torchledger.cli.main import main
+from torchledger.ledger import Ledger
 from torchledger.render.markdown import render_markdown
 from torchledger.report import Report
 
@@ -35,6 +37,22 @@ def test_formats(saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert capsys.readouterr() == (page + "\n", "")
     assert main(["show", str(saved)]) == 0
     assert capsys.readouterr().out == expected["text"] + "\n"
+
+
+def test_reconcile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A saved report is reconciled without torch: 6 · 12 · 5, less the gradient of an input that needs none."""
+    model = torch.nn.Linear(4, 3, bias=False)
+    with Ledger(model) as ledger:
+        model(torch.ones(5, 4)).sum().backward()
+    ledger.report.save(tmp_path / "report.json")
+    assert main(["show", str(tmp_path / "report.json"), "--reconcile"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ["predicted", "360"] in rows
+    assert ["no_input_gradient", "-120"] in rows
+    assert ["measured", "240"] in rows
+    assert main(["show", str(tmp_path / "report.json"), "--reconcile", "--format", "markdown", "--tokens", "10"]) == 0
+    assert "| reuse | -360 |" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "report.json"), "--reconcile", "--format", "json"]) == 2
 
 
 BROKEN: dict[str, bytes | None] = {

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchledger.errors import UsageError
+from torchledger.reconciliation import reconcile
 from torchledger.render.beside import side_by_side
-from torchledger.render.text import page_width
+from torchledger.render.bridges import bridges_beside
+from torchledger.render.tables import Table
+from torchledger.render.text import page_width, render_sections
+from torchledger.report import Report
 
 if TYPE_CHECKING:
     from torchledger.demo.training import Training
@@ -44,6 +49,8 @@ def execute(arguments: argparse.Namespace) -> int:
     print()
     print(side_by_side({name: training.report for name, training in trainings.items()}, page_width()))
     print()
+    print(render_sections(reconciled({name: t.report for name, t in trainings.items()}), page_width()))
+    print()
     print(describe_losses(plain.losses, trainings[arguments.checkpoint].losses))
     if arguments.json:
         for name, training in trainings.items():
@@ -51,6 +58,15 @@ def execute(arguments: argparse.Namespace) -> int:
             training.report.save(path)
             print(f"{name}: report written to {path}")
     return 0
+
+
+def reconciled(reports: Mapping[str, Report]) -> tuple[Table, Table]:
+    """What leads from 6·N·D to the FLOPs of each run's last step, and from 16·N to its peak."""
+    steps = {name: reconcile(report.steps[-1]) for name, report in reports.items()}
+    return (
+        bridges_beside({name: found.flops for name, found in steps.items()}, "FLOPs of the last step: from 6·N·D"),
+        bridges_beside({name: found.memory for name, found in steps.items()}, "Its peak: from 16·N bytes"),
+    )
 
 
 def train_both(data: Path, arguments: argparse.Namespace) -> dict[str, Training]:

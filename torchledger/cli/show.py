@@ -6,8 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from torchledger.errors import UsageError
 from torchledger.journal.schema import dump_run
-from torchledger.render.markdown import render_markdown
+from torchledger.reconciliation import reconcile
+from torchledger.render.bridges import reconciliation_sections
+from torchledger.render.markdown import render_markdown, render_sections
 from torchledger.report import Report
 
 FORMATS: dict[str, Callable[[Report], str]] = {
@@ -21,9 +24,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("file", metavar="FILE", help="a report that Report.save or torchledger run --json wrote")
     parser.add_argument("--format", choices=list(FORMATS), default="text", help="the default is text")
+    parser.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="in place of the report, why its FLOPs are not 6ND and its peak not 16N",
+    )
+    parser.add_argument("--tokens", type=int, metavar="D", help="tokens of a step, for --reconcile")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report."""
-    sys.stdout.write(FORMATS[arguments.format](Report.load(arguments.file)) + "\n")
+    report = Report.load(arguments.file)
+    if arguments.reconcile:
+        sys.stdout.write(_reconciled(report, arguments.format, arguments.tokens) + "\n")
+    else:
+        sys.stdout.write(FORMATS[arguments.format](report) + "\n")
     return 0
+
+
+def _reconciled(report: Report, style: str, tokens: int | None) -> str:
+    """The bridges of the step with the highest peak."""
+    if report.peak_step is None:
+        raise UsageError("the report has no step to reconcile.")
+    if style == "json":
+        raise UsageError("show --reconcile prints text or markdown: torchledger.reconcile gives the numbers to code.")
+    found = reconcile(report.peak_step, tokens=tokens)
+    if style == "text":
+        return str(found)
+    return render_sections(reconciliation_sections(found.flops, found.memory, found.phase_peaks))

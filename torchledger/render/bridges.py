@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torchledger.read.reconcile.bridge import Bridge
-from torchledger.read.reconcile.memory import PhasePeak
+from torchledger.read.reconcile.flops import FLOP_TERMS
+from torchledger.read.reconcile.memory import MEMORY_TERMS, PhasePeak
 from torchledger.render.names import clean, module_label
 from torchledger.render.tables import Column, Facts, Section, Table
 from torchledger.units import format_bytes, format_flops, format_share
@@ -46,8 +47,8 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
     closed = bridge.closed_form is not None
 
     def row(name: str, n: int, why: str, closed_form: int | None = None, *, signed: bool = True) -> tuple[str, ...]:
-        shown = (f"{n:+,}" if signed else f"{n:,}", in_units(n, signed=signed), why)
-        return (name, *shown[:2], *((f"{closed_form:+,}" if closed_form is not None else "",) if closed else ()), why)
+        shown = (_signed(n) if signed else f"{n:,}", in_units(n, signed=signed), why)
+        return (name, *shown[:2], *((_signed(closed_form) if closed_form is not None else "",) if closed else ()), why)
 
     rule, _, numbers = bridge.rule.partition(", ")
     rows = [row("predicted", bridge.predicted, clean(rule), signed=False)]
@@ -68,3 +69,26 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
     if not bridge.residual:
         notes.insert(0, "residual 0: every difference has a name")
     return Table(title, columns, tuple(rows), 1, tuple(notes))
+
+
+def bridges_beside(bridges: Mapping[str, Bridge], title: str) -> Table:
+    """Bridges of several runs, a column each; they have the same terms, 0 where a run does without one."""
+    names = list(dict.fromkeys(term.name for bridge in bridges.values() for term in bridge.terms))
+    first = next(iter(bridges.values()))
+    order = {name: i for i, name in enumerate((*FLOP_TERMS, *MEMORY_TERMS))}
+    rows = [("predicted", *(f"{bridge.predicted:,}" for bridge in bridges.values()))]
+    names.sort(key=lambda name: order[name])
+    rows += [(name, *(_signed(bridge.value(name)) for bridge in bridges.values())) for name in names]
+    if any(bridge.residual for bridge in bridges.values()):
+        rows.append(("unexplained", *(_signed(bridge.residual) for bridge in bridges.values())))
+    rows.append(("measured", *(f"{bridge.measured:,}" for bridge in bridges.values())))
+    unit = "FLOP" if first.unit == "flops" else "bytes"
+    columns = (Column("term", "text"), *(Column(f"{name}, {unit}") for name in bridges))
+    notes = [f"predicted: {first.rule}"]
+    if not any(bridge.residual for bridge in bridges.values()):
+        notes.append("residual 0: every difference has a name")
+    return Table(title, columns, tuple(rows), 1, tuple(map(clean, notes)))
+
+
+def _signed(n: int) -> str:
+    return f"{n:+,}" if n else "0"
