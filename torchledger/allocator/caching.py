@@ -82,6 +82,7 @@ class CachingAllocator:
         self._blocks = self._state.blocks
         self._trace = self._state.trace
         self._n_ready = self._state.n_ready
+        self._spare: list[Block] = []  # merged away, to be used again: to make one costs as much as the rest of a split
         self._small, self._large = self._state.small.shelves, self._state.large.shelves
         self.change_settings(conf)
 
@@ -179,12 +180,16 @@ class CachingAllocator:
         if rest >= least_rest:
             following = block.next
             rest_address = address + size
-            remainder = Block(rest_address, rest, shelf, block, following)
+            if self._spare:
+                remainder = self._spare.pop()
+                remainder.address, remainder.size, remainder.shelf = rest_address, rest, shelf
+                remainder.prev, remainder.next = block, following
+            else:
+                remainder = Block(rest_address, rest, shelf, block, following)
+            remainder.reservation = block.reservation
             block.next = remainder
             if following is not None:
                 following.prev = remainder
-            if block.reservation is not None:
-                remainder.reservation = block.reservation
             block.size = size
             self._blocks[rest_address] = remainder
             insort(shelf.keys, rest << ADDRESS_BITS | rest_address)
@@ -235,7 +240,7 @@ class CachingAllocator:
         stats.requested_bytes -= nbytes
         if self._trace is not None:
             self._trace.append(("free_completed", address, nbytes, shelf.stream))
-        keys = shelf.keys
+        keys, spare = shelf.keys, self._spare
         block.state = FREE
         other = block.prev
         if other is not None and other.state == FREE:
@@ -246,6 +251,7 @@ class CachingAllocator:
                 following.prev = other
             size += other.size
             address = other.address
+            spare.append(block)
             block = other
         other = block.next
         if other is not None and other.state == FREE:
@@ -255,6 +261,7 @@ class CachingAllocator:
             if following is not None:
                 following.prev = block
             size += other.size
+            spare.append(other)
         block.size = size
         insort(keys, size << ADDRESS_BITS | address)
         if self._counts_ages:
