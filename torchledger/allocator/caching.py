@@ -155,12 +155,12 @@ class CachingAllocator:
             DeviceOutOfMemoryError: neither the cache nor the driver has so much, after all that is free was returned.
             UsageError: a size that is no integer, or negative.
         """
-        if self._n_ready:
-            finish_events(self._state)
         if type(nbytes) is not int or nbytes <= 0:
             nbytes = _as_size(nbytes)
             if nbytes == 0:
                 return 0
+        if self._n_ready:
+            finish_events(self._state)
         size = (nbytes + 511) & -512 if self._rounds_plainly else self._round_size(nbytes)
         if size <= SMALL_BYTES:
             shelf = self._small.get(stream) or self._state.small.shelf(stream)
