@@ -1,7 +1,7 @@
 """Public traces of real devices: reading them, going back to where they began, and replaying them on a model.
 
-The traces are no part of the project. A trace ends with the state of the device; the state before its first event follows
-from undoing it from the end.
+The traces are no part of the project. A trace ends with the state of the device; the state before its first event
+follows from undoing it from the end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,7 @@ from typing import Any
 
 import torchledger as tl
 
-FOLDER = Path(
-    os.environ.get("TORCHLEDGER_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces")
-)
+FOLDER = Path(os.environ.get("TORCHLEDGER_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces"))
 FILES = sorted(FOLDER.glob("*.json.gz"))
 MIB = 1 << 20
 
@@ -105,9 +102,7 @@ def lay_out(
     return blocks
 
 
-def block_size(
-    address: int, requested: int, room: int, kind: str, events: list[tuple[str, int, int, int]]
-) -> int:
+def block_size(address: int, requested: int, room: int, kind: str, events: list[tuple[str, int, int, int]]) -> int:
     """The size of a block that is freed within the trace, which only its surroundings tell."""
     size = round_up(requested)
     if kind == "small":

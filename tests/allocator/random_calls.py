@@ -13,7 +13,21 @@ import torchledger as tl
 from torchledger.errors import DeviceOutOfMemoryError
 
 MIB = 1 << 20
-EDGES = (1, 511, 512, 513, MIB - 1, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 10 * MIB + 1, 13 * MIB + 1, 20 * MIB)
+EDGES = (
+    1,
+    511,
+    512,
+    513,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    2 * MIB,
+    10 * MIB - 512,
+    10 * MIB,
+    10 * MIB + 1,
+    13 * MIB + 1,
+    20 * MIB,
+)
 
 Call = tuple[str, int, int]
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from allocator.random_calls import CASES, N_CALLS, Case, digest, in_one_order, make_calls, run_on_model
 from allocator.recorded import DIGESTS
 

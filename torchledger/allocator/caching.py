@@ -1,19 +1,19 @@
 """`CachingAllocator`: what torch's CUDA allocator does with each request, as a model.
 
-Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``, and the headers of 2.13. Public traces of devices replay on it.
+Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``, and the headers of 2.13. Public traces of devices replay on
+it event by event, and it was held against the allocator of torch 2.14.1 itself, over a driver of counters.
 """
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
-from torchledger.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, PENDING, Block, Shelf
+from torchledger.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, Block
 from torchledger.allocator.driver import Driver, VirtualDriver
-from torchledger.allocator.growing import grow
-from torchledger.allocator.releasing import collect_garbage, release_available, release_cached
+from torchledger.allocator.obtaining import not_allocated, obtain, read_size
+from torchledger.allocator.releasing import release_cached
 from torchledger.allocator.searching import find_block
 from torchledger.allocator.settings import (
     MIN_BLOCK_BYTES,
@@ -25,10 +25,8 @@ from torchledger.allocator.settings import (
 from torchledger.allocator.snapshots import read_segments, restore, take_snapshot
 from torchledger.allocator.state import AllocatorState, TraceEntry, defer_free, finish_events, mark_reached
 from torchledger.allocator.statistics import AllocatorStats
-from torchledger.errors import DeviceOutOfMemoryError, UsageError
+from torchledger.errors import UsageError
 from torchledger.units import parse_bytes
-
-_TOO_LARGE = 1 << 60
 
 
 class CachingAllocator:
@@ -67,7 +65,7 @@ class CachingAllocator:
     ) -> None:
         capacity = None if capacity_bytes is None else parse_bytes(capacity_bytes)
         self.trace: list[TraceEntry] = []
-        """(action, address, size, stream) of each event, with torch's names of actions; empty unless asked for.
+        """(action, address, size, stream) of each event, in torch's words; empty unless asked for.
 
         Sizes of ``alloc`` and ``free_...`` are requested bytes; an ``oom`` has the device's free bytes as its address.
         """
@@ -100,8 +98,8 @@ class CachingAllocator:
         """An allocator that begins where a device was.
 
         What a snapshot does not tell is assumed: expandable segments begin with their first mapped range, blocks that
-        wait for other streams wait for `synchronize` without a stream, and no free segment has an age. Blocks of private
-        pools can be freed; nothing else is allocated there, and nothing is returned from there.
+        wait for other streams wait for `synchronize` without a stream, and no free segment has an age. Blocks of
+        private pools can be freed; nothing else is allocated there, and nothing is returned from there.
 
         Args:
             segments: of ``torch.cuda.memory_snapshot()``, of `snapshot`, or under ``"segments"`` of
@@ -140,6 +138,11 @@ class CachingAllocator:
         return self._state.capacity_bytes
 
     @property
+    def free_bytes(self) -> int | None:
+        """What the device has left for new segments; None where no capacity was given."""
+        return self._state.free_bytes
+
+    @property
     def driver(self) -> Driver:
         """Where segments come from."""
         return self._state.driver
@@ -156,7 +159,7 @@ class CachingAllocator:
             UsageError: a size that is no integer, or negative.
         """
         if type(nbytes) is not int or nbytes <= 0:
-            nbytes = _as_size(nbytes)
+            nbytes = read_size(nbytes)
             if nbytes == 0:
                 return 0
         if self._n_ready:
@@ -171,9 +174,13 @@ class CachingAllocator:
         if self._searches_plainly:
             keys = shelf.keys
             index = bisect_left(keys, size << ADDRESS_BITS)
-            block = self._blocks[keys.pop(index) & ADDRESS_MASK] if index < len(keys) else self._obtain(shelf, size, nbytes)
+            block = (
+                self._blocks[keys.pop(index) & ADDRESS_MASK]
+                if index < len(keys)
+                else obtain(self._state, shelf, size, nbytes)
+            )
         else:
-            block = find_block(self._state, shelf, size) or self._obtain(shelf, size, nbytes)
+            block = find_block(self._state, shelf, size) or obtain(self._state, shelf, size, nbytes)
 
         rest = block.size - size
         address = block.address
@@ -227,7 +234,7 @@ class CachingAllocator:
         if block is None or block.state != ALLOCATED:
             if address == 0:
                 return
-            raise self._not_allocated("free", address)
+            raise not_allocated(self._state, "free", address)
         stats, size, nbytes = self.stats, block.size, block.requested
         stats.allocated_bytes -= size
         shelf = block.shelf
@@ -236,7 +243,7 @@ class CachingAllocator:
         if block.streams is not None:
             defer_free(self._state, block)
             return
-        # From here on as in `state.complete_free`, without its calls: this is half of all the work there is.
+        # From here on as when a block that waited comes back, without the calls: this is half of all the work.
         stats.requested_bytes -= nbytes
         if self._trace is not None:
             self._trace.append(("free_completed", address, nbytes, shelf.stream))
@@ -277,7 +284,7 @@ class CachingAllocator:
         if block is None or block.state != ALLOCATED:
             if address == 0:
                 return
-            raise self._not_allocated("record a stream on", address)
+            raise not_allocated(self._state, "record a stream on", address)
         if stream != block.shelf.stream:
             if block.streams is None:
                 block.streams = {}
@@ -319,7 +326,9 @@ class CachingAllocator:
         if settings.expandable_segments:
             lacking = [name for name in ("reserve", "map", "unmap") if not hasattr(self._state.driver, name)]
             if lacking:
-                raise UsageError(f"expandable_segments:True needs a driver with {', '.join(lacking)}; this one has none.")
+                raise UsageError(
+                    f"expandable_segments:True needs a driver with {', '.join(lacking)}; this one has none."
+                )
         self._state.settings = settings
         if settings.memory_fraction < 1.0:
             self.set_memory_fraction(settings.memory_fraction)
@@ -353,52 +362,3 @@ class CachingAllocator:
         )
         # Once counted, always counted: an age must not begin before its block was free.
         self._counts_ages = state.collects_garbage or getattr(self, "_counts_ages", False)
-
-    def _obtain(self, shelf: Shelf, size: int, nbytes: int) -> Block:
-        """A free block, on no list, from the driver: at once, or after free segments were returned to it."""
-        state = self._state
-        if nbytes < _TOO_LARGE:
-            if state.collects_garbage:
-                collect_garbage(state)
-            block = grow(state, shelf, size)
-            if block is None and release_available(state, shelf, size):
-                block = grow(state, shelf, size)
-            if block is None:
-                release_cached(state)
-                state.stats.num_alloc_retries += 1
-                block = grow(state, shelf, size)
-            if block is not None:
-                return block
-            state.record("oom", state.free_bytes or 0, size, shelf.stream)
-            state.stats.num_ooms += 1
-        raise DeviceOutOfMemoryError(
-            nbytes,
-            segment_bytes=state.settings.segment_size(size),
-            stream=shelf.stream,
-            capacity_bytes=state.capacity_bytes,
-            allowed_bytes=state.allowed_bytes,
-            reserved_bytes=state.stats.reserved_bytes,
-            allocated_bytes=state.stats.allocated_bytes,
-            active_bytes=state.stats.active_bytes,
-        )
-
-    def _not_allocated(self, what: str, address: object) -> UsageError:
-        block = self._blocks.get(address)  # type: ignore[call-overload]
-        if block is None:
-            why = "no block begins there"
-        elif block.state == PENDING:
-            why = f"its {block.size} B were freed, and wait for another stream"
-        else:
-            why = f"its {block.size} B are free already"
-        shown = f"{address:#x}" if isinstance(address, int) else repr(address)
-        return UsageError(f"cannot {what} {shown}: {why}. Pass an address that malloc gave and that was not freed since.")
-
-
-def _as_size(nbytes: SupportsIndex) -> int:
-    try:
-        size = operator.index(nbytes)
-    except TypeError:
-        raise UsageError(f"malloc takes an integer number of bytes, not {nbytes!r}.") from None
-    if size < 0:
-        raise UsageError(f"malloc takes no negative number of bytes: {size}.")
-    return size

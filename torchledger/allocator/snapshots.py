@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torchledger.allocator.blocks import (
@@ -115,7 +116,7 @@ def read_segments(segments: Iterable[Mapping[str, Any]], device: int | None) -> 
         if device is None or segment.get("device", 0) == device
     ]
     found.sort(key=lambda segment: segment.address)
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         if after.address < before.end:
             raise UsageError(f"the segments at {before.address:#x} and {after.address:#x} of the snapshot overlap.")
     return found
@@ -194,7 +195,9 @@ def _group_expandable(state: AllocatorState, segments: list[Segment]) -> list[tu
             groups[at][0].append(segment)
             continue
         wanted = reservation_bytes(state, segment.is_small, segment.size)
-        others = (s.address for s in segments[index + 1 :] if not s.is_expandable or (s.stream, s.is_small, s.owner) != key)
+        others = (
+            s.address for s in segments[index + 1 :] if not s.is_expandable or (s.stream, s.is_small, s.owner) != key
+        )
         room = next(others, segment.address + wanted) - segment.address
         open_groups[key] = len(groups)
         groups.append(([segment], min(wanted, room)))
