@@ -328,6 +328,15 @@ def test_old_segments_are_returned_above_the_threshold() -> None:
     assert [size for action, size in actions_of(allocator, begun) if action == "segment_free"] == [60 * MIB]
 
 
+def test_a_segment_of_average_age_is_old() -> None:
+    allocator = tl.CachingAllocator("garbage_collection_threshold:0.5", capacity_bytes=200 * MIB, trace=True)
+    allocator.set_memory_fraction(1.0)
+    allocator.free(allocator.malloc(110 * MIB))
+    begun = len(allocator.trace)
+    allocator.malloc(20 * MIB, stream=1)  # the only free segment is as old as the average
+    assert actions_of(allocator, begun)[0] == ("segment_free", 110 * MIB)
+
+
 def test_no_collection_without_a_fraction_or_below_the_threshold() -> None:
     for fraction, conf in (
         (None, "garbage_collection_threshold:0.5"),
