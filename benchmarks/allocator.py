@@ -1,8 +1,8 @@
 """How many calls a second the caching allocator's model takes: one thread, default settings, no trace.
 
-Two loads: a training step (allocations of many sizes, forward, freed in reverse, backward) over and over, and random
-traffic over some thousands of live blocks. The sequence of calls is prepared beforehand; only the calls are timed (in time of
-the processor), and the median over the rounds is printed.
+Two kinds of load: a training step (blocks of many sizes, kept forward and freed backward, with transient ones between)
+over and over, and random traffic over hundreds and thousands of live blocks. The calls are prepared beforehand; only
+carrying them out is timed, in processor time, and the median over the rounds is printed.
 
     python benchmarks/allocator.py [--calls N] [--rounds N]
 """
