@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -91,6 +92,7 @@ class Ledger:
         self._n_steps = 0
         self._flops = FlopTotals()
         self._peak_step: StepReport | None = None
+        self._last_step: StepReport | None = None
         self._journals: dict[int, Journal] = {}
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
@@ -197,7 +199,8 @@ class Ledger:
     @property
     def report(self) -> Report:
         """What has been recorded; inside the block, the steps that have ended (or the running one, if none has)."""
-        steps = tuple(self._steps)
+        whole = {step.index: step for step in (self._peak_step, self._last_step) if step is not None}
+        steps = tuple(whole.get(step.index, step) for step in self._steps)
         flops, n_steps, peak_step = self._flops.statement(), self._n_steps, self._peak_step
         journals = dict(self._journals)
         if not steps and self._recorder is not None:
@@ -259,7 +262,9 @@ class Ledger:
         journal = recorder.journal(self._index, cut=True, at=at)
         step, settled = self._read(journal, tokens, self._reader)
         recorder.books.settle(settled)
-        self._steps.append(step)
+        # All rows of the peak are kept, as journals are, for the last step and the one of the highest peak.
+        self._last_step = step
+        self._steps.append(replace(step, memory=self._reader.with_fewer_rows(step.memory)))
         self._n_steps += 1
         self._flops.add(step.flops)
         if self._peak_step is None or _higher(step, self._peak_step):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torchledger.journal.entries import EXTERNAL, DeviceReading, Journal
 from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement
 from torchledger.read.events import phase_spans
-from torchledger.read.snapshots import SnapshotReader, there_before
+from torchledger.read.snapshots import LARGEST_ROWS, PEAK_ROWS, SnapshotReader, there_before
 
 Dispatched = dict[str, tuple[int, int, int]]
 """Start, peak and end of the dispatched bytes of each device."""
@@ -54,7 +54,7 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
     for device, run in sorted(runs.items()):
         start = reader.snapshot(device, 0)
         end = reader.snapshot(device, len(events))
-        peak = _named(reader.snapshot(device, run.peak.position), run.peak, journal)
+        peak = _named(reader.snapshot(device, run.peak.position, n_rows=PEAK_ROWS), run.peak, journal)
         by_phase = {
             phase: _named(reader.snapshot(device, instant.position), instant, journal)
             for phase in PHASES
@@ -90,6 +90,14 @@ def with_readings(
     return {
         device: _with_allocator(statement, readings[device], dispatched[device][1]) if device in readings else statement
         for device, statement in statements.items()
+    }
+
+
+def with_fewer_rows(memory: dict[str, MemoryStatement]) -> dict[str, MemoryStatement]:
+    """The same statements whose peaks have only the rows that every snapshot has."""
+    return {
+        device: replace(statement, peak=replace(statement.peak, largest=statement.peak.largest[:LARGEST_ROWS]))
+        for device, statement in memory.items()
     }
 
 
