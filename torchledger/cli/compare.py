@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=list(FORMATS), default=None, help="the default is text")
     add(
         "--tolerance",
-        metavar="KEY=2%%",
+        metavar="KEY=2%",
         action="append",
         default=None,
         help="how much a number may grow: KEY=2%%, KEY=10MiB or KEY=0, once for each key; without it nothing may on "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torchledger.gate.differences import Differences, diff_statements
 from torchledger.gate.quantities import QUANTITIES, Measured, Quantity, find_quantity, measure_quantities
 from torchledger.gate.tolerances import EXACT, Tolerance, default_tolerance
-from torchledger.journal.statements import RunStatement, is_accelerator
+from torchledger.journal.statements import RunStatement, StepReport, is_accelerator
 
 
 class Verdict(StrEnum):
@@ -176,13 +176,29 @@ def compare_runs(
         tolerance = given.get(key) or default_tolerance(quantity, machines[1].device, simulated=simulated)
         why = explain_mismatch(quantity, *machines)
         verdicts.append(QuantityVerdict(quantity, _judge(before, after, tolerance, why), before, after, tolerance, why))
-    step, other = base.peak_step, head.peak_step
-    if step is None or other is None:
-        differences = Differences()
-    else:
-        devices = {"base_device": machines[0].device, "head_device": machines[1].device}
-        differences = diff_statements(step, other, **devices)
+    differences = _differences((base, head), numbers, (machines[0].device, machines[1].device))
     return Comparison(name, tuple(verdicts), differences, machines, tuple(_notes(base, head, *machines)))
+
+
+def _differences(
+    runs: tuple[RunStatement, RunStatement], numbers: tuple[dict[str, Measured], ...], devices: tuple[str, str]
+) -> Differences:
+    """What differs between the steps of the highest peak, and between those of the most FLOPs, which may be others."""
+    if not all(run.steps for run in runs):
+        return Differences()
+    of_flops = [_step(run, found["flops"].step_index) for run, found in zip(runs, numbers, strict=True)]
+    of_peak = [run.peak_step or step for run, step in zip(runs, of_flops, strict=True)]
+    found = diff_statements(of_peak[0], of_peak[1], base_device=devices[0], head_device=devices[1])
+    if of_flops == of_peak:
+        return found
+    flops = diff_statements(of_flops[0], of_flops[1])
+    return replace(
+        flops, **{name: getattr(found, name) for name in ("base_bytes", "head_bytes", "entries", "categories")}
+    )
+
+
+def _step(run: RunStatement, index: int) -> StepReport:
+    return next(step for step in run.steps if step.index == index)
 
 
 def describe_machine(run: RunStatement) -> Machine:

@@ -119,7 +119,8 @@ def diff_snapshots(base: MemorySnapshot, head: MemorySnapshot) -> tuple[EntryDif
     """What of two instants differs, largest change first; the changes add up to that of ``total_bytes``.
 
     Blocks are told apart by category, module, op, dtype and shape. Where in one place the dtype, the shape or the op
-    changed, that is one entry. Rows of modules that only changed their names are the same.
+    changed, that is one entry; so are as many elements of another dtype that a module inside or around it makes now.
+    Rows of modules that only changed their names are the same.
 
     >>> from torchledger.journal.statements import Allocation
     >>> def saved(nbytes, dtype):
@@ -164,14 +165,14 @@ def _changed(pairs: Iterable[tuple[Entry, Entry]]) -> Iterator[EntryDifference]:
 
 
 def _words(one: Entry, other: Entry) -> str:
-    """What changed between two entries of one place."""
-    now, was = [], []
-    if one.shape != other.shape:
-        now.append(sizes(other.shape))
-        was.append(sizes(one.shape))
-    if one.dtype != other.dtype:
-        now.append(other.dtype)
-        was.append(one.dtype)
+    """What changed between two entries that are one, with what did not for context: ``8x64: now float32, was int8``."""
+    same, now, was = [], [], []
+    for before, after in ((one.dtype, other.dtype), (sizes(one.shape), sizes(other.shape))):
+        if before == after:
+            same.append(after)
+        else:
+            now.append(after)
+            was.append(before)
     if one.n_blocks != other.n_blocks:
         now.append(f"{format_count(other.n_blocks)} block{'s' if other.n_blocks > 1 else ''}")
         was.append(format_count(one.n_blocks))
@@ -179,16 +180,15 @@ def _words(one: Entry, other: Entry) -> str:
         less, more = format_apart(one.nbytes, other.nbytes)
         now.append(more)
         was.append(less)
-    if one.op != other.op:
-        now.append(f"by {other.op}")
-        was.append(f"by {one.op}")
     if one.phases != other.phases:
         now.append(f"in {' and '.join(sorted(other.phases))}")
         was.append(f"in {' and '.join(sorted(one.phases))}")
-    same = [] if one.dtype != other.dtype else [other.dtype]
-    same += [] if one.shape != other.shape else [sizes(other.shape)]
+    if one.op != other.op:
+        was.append(f"by {one.op}")
+    if one.module != other.module:
+        was.append(f"made in {one.module}")
     context = f"{' '.join(same)}: " if same else ""
-    return f"{context}now {', '.join(now)}, was {', '.join(was)}"
+    return f"{context}now {' '.join(now)}, was {' '.join(was)}"
 
 
 def _unpaired(

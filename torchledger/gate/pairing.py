@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ def pair_entries(base: MemorySnapshot, head: MemorySnapshot) -> Pairing:
     pairs = [(before.pop(key), after.pop(key)) for key in list(before) if key in after]
     for place in (_by_place, _by_tensor):
         pairs += _pair(before, after, place)
+    pairs += _pair_relatives(before, after)
     pairs += _pair_renamed(before, after, _only_in(base, head), _only_in(head, base))
     return Pairing(pairs, list(before.values()), list(after.values()))
 
@@ -121,6 +123,29 @@ def _likeliest(ones: list[Key], others: list[Key], before: Entries, after: Entri
             paired[0].add(i)
             paired[1].add(j)
             yield ones[i], others[j]
+
+
+def _pair_relatives(before: Entries, after: Entries) -> Iterator[tuple[Entry, Entry]]:
+    """Takes out what has as many elements of another dtype in a module above or below: a cast before or after it."""
+    waiting: dict[Hashable, list[Key]] = {}
+    for key, entry in before.items():
+        waiting.setdefault(_elements(entry), []).append(key)
+    for key, entry in list(after.items()):
+        candidates = waiting.get(_elements(entry), [])
+        for other in candidates[:_MANY_PAIRS]:
+            if before[other].dtype != entry.dtype and _are_relatives(before[other].module, entry.module):
+                candidates.remove(other)
+                yield before.pop(other), after.pop(key)
+                break
+
+
+def _elements(entry: Entry) -> Hashable:
+    return entry.category, math.prod(entry.shape), entry.n_blocks
+
+
+def _are_relatives(module: str, other: str) -> bool:
+    """Whether one of two modules is inside the other; all are inside the model itself, which says nothing."""
+    return bool(module and other) and (module.startswith(f"{other}.") or other.startswith(f"{module}."))
 
 
 def _unlikeness(one: Entry, other: Entry) -> tuple[int, ...]:

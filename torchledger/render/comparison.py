@@ -13,6 +13,7 @@ from torchledger.render.comparison_words import (
     headline,
     listed,
     machines_label,
+    main_causes,
     mismatch_lines,
     moved,
     percent,
@@ -77,6 +78,9 @@ def verdict_facts(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     found = comparisons.found
     if found:
         lines.append(("on", machines_label(*found[0].machines)))
+    if len(found) == 1 and found[0].verdict in (Verdict.REGRESSION, Verdict.WIN):
+        word = "grew most" if found[0].verdict is Verdict.REGRESSION else "fell most"
+        lines += [(word if i == 0 else "", line) for i, line in enumerate(main_causes(found[0]))]
     for side, only in (("only in base", comparisons.only_base), ("only in head", comparisons.only_head)):
         if only:
             lines.append((side, listed([clean(name) or "(a plain report)" for name in only])))
@@ -195,8 +199,8 @@ def entry_table(entries: Sequence[EntryDifference], *, n_rows: int = DEFAULT_ROW
     rest, total = sum(entry.change for entry in entries[n_rows:]), sum(entry.change for entry in entries)
     if len(entries) > n_rows:
         more = f"({format_count(len(entries) - n_rows)} more)"
-        cells.append((format_count(rest, signed=True), format_bytes(rest, signed=True), more, "", "", ""))
-    cells.append((format_count(total, signed=True), format_bytes(total, signed=True), "total", "", "", ""))
+        cells.append((format_count(rest, signed=True), format_bytes(rest, signed=True), "", more, "", ""))
+    cells.append((format_count(total, signed=True), format_bytes(total, signed=True), "", "total", "", ""))
     columns = (
         Column("bytes"),
         Column("", drop=2),
@@ -216,21 +220,15 @@ def _count_table(
     label: Callable[[str], str],
     n_rows: int,
 ) -> Table:
-    cells = [
-        (
-            label(row.name),
-            format_count(row.change, signed=True),
-            in_units(row.change, signed=True) if in_units is not format_count else "",
-            clean(row.words) or _was(row),
-        )
-        for row in rows[:n_rows]
-    ]
-    rest, total = sum(row.change for row in rows[n_rows:]), sum(row.change for row in rows)
-    unit = "" if in_units is format_count else None
+    def numbers(n: int) -> tuple[str, str]:
+        # Calls have no other unit to be shown in.
+        return format_count(n, signed=True), "" if in_units is format_count else in_units(n, signed=True)
+
+    cells = [(label(row.name), *numbers(row.change), clean(row.words) or _was(row)) for row in rows[:n_rows]]
     if len(rows) > n_rows:
-        more = f"({format_count(len(rows) - n_rows)} more)"
-        cells.append((more, format_count(rest, signed=True), unit or in_units(rest, signed=True), ""))
-    cells.append(("total", format_count(total, signed=True), unit or in_units(total, signed=True), ""))
+        rest = sum(row.change for row in rows[n_rows:])
+        cells.append((f"({format_count(len(rows) - n_rows)} more)", *numbers(rest), ""))
+    cells.append(("total", *numbers(sum(row.change for row in rows)), ""))
     columns = (Column(what, "name"), Column("change"), Column("", drop=2), Column("what changed", "name", drop=1))
     return Table(title, columns, tuple(cells), n_totals=1)
 

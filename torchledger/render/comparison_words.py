@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torchledger.gate.comparison import Comparison, Comparisons, Machine, QuantityVerdict, Verdict
 from torchledger.gate.differences import EntryDifference
 from torchledger.render.names import clean, module_label, shorten
-from torchledger.units import format_apart, format_bytes, format_count, format_share
+from torchledger.units import format_apart, format_bytes, format_count, format_flops, format_share
 
 AS_PEAK = ("requested", "allocated", "reserved")
 """What only repeats the peak where there is no allocator."""
@@ -46,6 +46,32 @@ def entry_line(entry: EntryDifference) -> str:
         return f"{entry.category} {change}: {entry.words}"
     op = f" ({clean(entry.op)})" if entry.op else ""
     return f"{module_label(entry.module)} {entry.category} {change}: {clean(entry.words)}{op}"
+
+
+def causes(comparison: Comparison, item: QuantityVerdict) -> Iterator[str]:
+    """What moved a number the way that it went, the largest first, each in one line."""
+    differences, key = comparison.differences, item.quantity.key
+    grew = item.change > 0
+    if item.quantity.unit == "bytes":
+        for entry in differences.entries:
+            if (entry.change > 0) == grew and key in (entry.category, "peak", *AS_PEAK):
+                yield entry_line(entry)
+    elif item.quantity.unit == "flops":
+        phase = key.removesuffix("_flops")
+        for row in differences.flop_modules:
+            if (row.change > 0) == grew and (key in ("flops", "model_flops") or phase in row.words):
+                words = f" ({row.words})" if row.words else ""
+                yield f"{module_label(row.name)} {format_flops(row.change, signed=True)}{words}"
+
+
+def main_causes(comparison: Comparison, n_lines: int = 3) -> list[str]:
+    """The largest of what moved the first number of bytes, and the first of FLOPs, that the verdict is about."""
+    lines = []
+    for unit in ("bytes", "flops"):
+        behind = [i for i in told_apart(comparison) if i.verdict is comparison.verdict and i.quantity.unit == unit]
+        found = causes(comparison, behind[0]) if behind and behind[0].change else ()
+        lines += [line for line, _ in zip(found, range(n_lines), strict=False)]
+    return lines
 
 
 def quantity_line(item: QuantityVerdict) -> str:

@@ -19,10 +19,10 @@ from torchledger.render.comparison import (
     quantity_table,
     verdict_facts,
 )
-from torchledger.render.comparison_words import entry_line, machines_label, mismatch_lines, quantity_line, told_apart
+from torchledger.render.comparison_words import causes, machines_label, mismatch_lines, quantity_line, told_apart
 from torchledger.render.markdown import escape, render_sections
-from torchledger.render.names import clean, module_label, shorten
-from torchledger.units import format_count, format_flops
+from torchledger.render.names import clean, shorten
+from torchledger.units import format_count
 
 SUMMARY_LIMIT_BYTES = 1024 * 1000
 """A step's summary may have 1,024 kB; a larger one is refused whole."""
@@ -32,6 +32,7 @@ N_ANNOTATIONS = 9
 
 _N_ROWS = 50
 _LONGEST_NAME = 300
+_DELIMITER = re.compile(r"\| :?-+:? \|")
 _COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
@@ -84,21 +85,25 @@ def cut_page(page: str, limit_bytes: int) -> str:
         return page
     lines = page.split("\n")
     room = limit_bytes - len(_cut_note(len(lines), is_open=True).encode())
-    kept, is_open = 0, False
+    kept = 0
     for line in lines:
         room -= len(line.encode()) + 1
         if room < 0:
             break
         kept += 1
-    # A table without rows, or a title with nothing below it, says nothing.
-    while kept and not re.match(r"\| (?!:?-+:? \|)|- |### ", lines[kept - 1]):
-        kept -= 1
-    if kept and kept < len(lines) and re.match(r"\| :?-+:? \|", lines[kept]):
+    while kept and not _may_end(lines, kept):
         kept -= 1
     is_open = lines[:kept].count("<details>") > lines[:kept].count("</details>")
     note = _cut_note(len(lines) - kept, is_open=is_open)
     cut = "\n".join(lines[:kept]) + note
     return cut if len(cut.encode()) <= limit_bytes else ""
+
+
+def _may_end(lines: list[str], n_lines: int) -> bool:
+    """Whether a page may end there: not in a table without rows, or below a title that nothing follows."""
+    is_header = n_lines < len(lines) and _DELIMITER.match(lines[n_lines])
+    last = lines[n_lines - 1]
+    return last.startswith(("| ", "- ", "### ")) and not _DELIMITER.match(last) and not is_header
 
 
 def _cut_note(n_lines: int, *, is_open: bool) -> str:
@@ -152,22 +157,8 @@ def _commands(kind: str, found: list[tuple[str, str]]) -> Iterator[str]:
 def _message(comparison: Comparison, item: QuantityVerdict) -> str:
     """The number, where it was measured, and the largest thing that moved it."""
     text = f"{_prefix(comparison)}{quantity_line(item)} on {machines_label(*comparison.machines)}"
-    cause = next(_causes(comparison, item), "")
+    cause = next(causes(comparison, item), "")
     return f"{text}; most of it: {cause}" if cause else text
-
-
-def _causes(comparison: Comparison, item: QuantityVerdict) -> Iterator[str]:
-    differences, key = comparison.differences, item.quantity.key
-    grew = item.change > 0
-    if item.quantity.unit == "bytes":
-        for entry in differences.entries:
-            if (entry.change > 0) == grew and key in (entry.category, "peak", "requested", "allocated", "reserved"):
-                yield entry_line(entry)
-    elif item.quantity.unit == "flops":
-        phase = key.removesuffix("_flops")
-        for row in differences.flop_modules:
-            if (row.change > 0) == grew and (key in ("flops", "model_flops") or phase in row.words):
-                yield f"{module_label(row.name)} {format_flops(row.change, signed=True)} ({row.words})"
 
 
 def _prefix(comparison: Comparison) -> str:
