@@ -182,8 +182,9 @@ def with_peak(report: RunStatement, factor: Fraction) -> Report:
                 largest=(),
             )
             peaks = statement.category_peaks | {"activations": statement.category_peaks["activations"] + change}
+            same = {f"{name}_peak_bytes": lowered.total_bytes for name in ("requested", "allocated", "reserved")}
             memory[device] = replace(
-                statement, peak=lowered, peak_by_phase={}, category_peaks=peaks, start=lowered, end=lowered
+                statement, peak=lowered, peak_by_phase={}, category_peaks=peaks, start=lowered, end=lowered, **same
             )
         steps.append(replace(step, memory=memory))
     return make_report(*steps, environment=report.environment)

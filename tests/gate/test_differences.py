@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import torchledger as tl
 from synthetic import MIB, gpt_flops, gpt_report
-from torchledger.gate.differences import Differences, diff_counts, diff_snapshots, diff_statements
+from torchledger.gate.differences import Differences, Instant, diff_counts, diff_snapshots, diff_statements
 from torchledger.journal.statements import CATEGORIES, Allocation, MemorySnapshot, StepReport
 from torchledger.read.snapshots import LARGEST_ROWS
 
@@ -219,7 +219,10 @@ def test_counts_and_nothing() -> None:
     assert diff_counts({}, {}) == ()
     step = gpt_report().steps[0]
     none = diff_statements(step, step)
-    assert replace(none, base_bytes=0, head_bytes=0, base_flops=0, head_flops=0) == Differences()
+    assert none.base_bytes == none.head_bytes == step.peak.total_bytes
+    assert none.base_instant == none.head_instant == Instant("backward", "blocks.11.mlp", "aten.mm")
+    same = {name: getattr(none, name) for name in ("base_bytes", "head_bytes", "base_flops", "head_flops")}
+    assert none == Differences(**same, base_instant=none.base_instant, head_instant=none.head_instant)
 
 
 class Mlp(nn.Module):

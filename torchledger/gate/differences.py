@@ -55,6 +55,15 @@ class CountDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class Instant:
+    """What ran at a peak."""
+
+    phase: str = ""
+    module: str = ""
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Differences:
     """What differs between two steps; each tuple has the largest change first and leaves out what is equal.
 
@@ -66,6 +75,8 @@ class Differences:
     head_bytes: int = 0
     base_flops: int = 0
     head_flops: int = 0
+    base_instant: Instant = Instant()
+    head_instant: Instant = Instant()
     entries: tuple[EntryDifference, ...] = ()
     categories: tuple[CountDifference, ...] = ()
     flop_phases: tuple[CountDifference, ...] = ()
@@ -96,6 +107,8 @@ def diff_statements(
         head_bytes=peaks[1].total_bytes,
         base_flops=before.total,
         head_flops=after.total,
+        base_instant=Instant(peaks[0].phase, peaks[0].module, peaks[0].op),
+        head_instant=Instant(peaks[1].phase, peaks[1].module, peaks[1].op),
         entries=diff_snapshots(*peaks),
         categories=diff_counts(peaks[0].by_category, peaks[1].by_category),
         flop_phases=diff_counts(*({phase: getattr(flops, phase) for phase in PHASES} for flops in (before, after))),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from torchledger.gate.comparison import Comparison, Comparisons, QuantityVerdict, Verdict
+from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons, QuantityVerdict, Verdict
 from torchledger.gate.differences import CountDifference, EntryDifference
 from torchledger.render.comparison_words import (
-    AS_PEAK,
     both,
     change,
     headline,
+    instants_label,
     listed,
     machines_label,
     main_causes,
@@ -78,6 +78,8 @@ def verdict_facts(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     found = comparisons.found
     if found:
         lines.append(("on", machines_label(*found[0].machines)))
+    if len(found) == 1 and instants_label(found[0].differences):
+        lines.append(("peak in", instants_label(found[0].differences)))
     if len(found) == 1 and found[0].verdict in (Verdict.REGRESSION, Verdict.WIN):
         word = "grew most" if found[0].verdict is Verdict.REGRESSION else "fell most"
         lines += [(word if i == 0 else "", line) for i, line in enumerate(main_causes(found[0]))]
@@ -161,7 +163,7 @@ def _quantity_notes(comparison: Comparison) -> Iterator[str]:
         yield f"equal in both: {', '.join(equal)}"
     folded = {item.quantity.key for item in comparison.verdicts} - {i.quantity.key for i in told_apart(comparison)}
     if folded:
-        yield f"{', '.join(key for key in AS_PEAK if key in folded)}: as the peak"
+        yield f"{', '.join(key for key in REPEAT_THE_PEAK if key in folded)}: as the peak"
 
 
 def difference_sections(comparison: Comparison, *, n_rows: int = DEFAULT_ROWS) -> Iterator[Table]:
@@ -204,9 +206,9 @@ def entry_table(entries: Sequence[EntryDifference], *, n_rows: int = DEFAULT_ROW
     columns = (
         Column("bytes"),
         Column("", drop=2),
-        Column("category", "text", drop=3),
+        Column("category", "text", drop=1),
         Column("made in", "name"),
-        Column("by op", "name", drop=1),
+        Column("by op", "name", drop=3),
         Column("what changed", "name"),
     )
     return Table("What differs at the peak, largest first", columns, tuple(cells), n_totals=1)

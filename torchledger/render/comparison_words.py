@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torchledger.gate.comparison import Comparison, Comparisons, Machine, QuantityVerdict, Verdict
-from torchledger.gate.differences import EntryDifference
+from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons, Machine, QuantityVerdict, Verdict
+from torchledger.gate.differences import Differences, EntryDifference
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.units import format_apart, format_bytes, format_count, format_flops, format_share
-
-AS_PEAK = ("requested", "allocated", "reserved")
-"""What only repeats the peak where there is no allocator."""
 
 
 def headline(comparisons: Comparisons) -> str:
@@ -54,7 +51,7 @@ def causes(comparison: Comparison, item: QuantityVerdict) -> Iterator[str]:
     grew = item.change > 0
     if item.quantity.unit == "bytes":
         for entry in differences.entries:
-            if (entry.change > 0) == grew and key in (entry.category, "peak", *AS_PEAK):
+            if (entry.change > 0) == grew and key in (entry.category, "peak", *REPEAT_THE_PEAK):
                 yield entry_line(entry)
     elif item.quantity.unit == "flops":
         phase = key.removesuffix("_flops")
@@ -93,7 +90,7 @@ def told_apart(comparison: Comparison) -> list[QuantityVerdict]:
     return [
         item
         for item in comparison.verdicts
-        if item.quantity.key not in AS_PEAK or peak is None or not _same(item, peak)
+        if item.quantity.key not in REPEAT_THE_PEAK or peak is None or not _same(item, peak)
     ]
 
 
@@ -112,6 +109,21 @@ def mismatch_lines(comparison: Comparison) -> list[str]:
     for item in comparison.of(Verdict.NO_MATCH):
         reasons.setdefault(item.why, []).append(item.quantity.key)
     return [f"{', '.join(keys)}: {clean(why)}" for why, keys in reasons.items()]
+
+
+def instants_label(differences: Differences) -> str:
+    """What ran at the peak of the head, and at that of the base if it was something else.
+
+    >>> from torchledger.gate.differences import Instant
+    >>> instants_label(Differences(head_instant=Instant("forward", "fc", "aten.addmm")))
+    'forward, in fc, at aten.addmm'
+    """
+    labels = [
+        f"{instant.phase}, in {module_label(instant.module)}, at {clean(instant.op)}" if instant.op else instant.phase
+        for instant in (differences.base_instant, differences.head_instant)
+    ]
+    moved = labels[0] and labels[1] and labels[0] != labels[1]
+    return f"{labels[1]}; in the base {labels[0]}" if moved else labels[1]
 
 
 def machines_label(base: Machine, head: Machine) -> str:
