@@ -14,7 +14,7 @@ LARGEST_ROWS = 12
 """How many rows a snapshot's ``largest`` has."""
 
 PEAK_ROWS = 1000
-"""How many rows a peak's has: all of most models, so that two peaks can be compared row by row."""
+"""How many rows the peak of a report has: all of most models, so that two peaks can be compared row by row."""
 
 _Key = tuple[int, str, int, str, tuple[int, ...], str, int, int]
 """Category, phase, module, op, shape, dtype, site and bytes of equal blocks."""

@@ -10,13 +10,7 @@ from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
 from torchledger.read.events import repaired_events
 from torchledger.read.flops import flop_statement
-from torchledger.read.memory import (
-    Dispatched,
-    dispatched_bytes,
-    memory_statements,
-    with_fewer_rows,
-    with_readings,
-)
+from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
 Allocators = Callable[[Dispatched], dict[str, DeviceReading]]
 """Gives what the allocators counted in a step, from the dispatched bytes of each device."""
@@ -46,7 +40,6 @@ class StepReader:
     _reading: StepReading | None = None
     _events: list[int] = field(default_factory=list)
     _categories: list[int] = field(default_factory=list)
-    _shortened: tuple[dict[str, MemoryStatement], dict[str, MemoryStatement]] = field(default_factory=lambda: ({}, {}))
 
     def read(self, journal: Journal, allocators: Allocators | None = None) -> StepReading:
         """The reading of a journal; ``allocators`` are asked, where there are any."""
@@ -57,12 +50,6 @@ class StepReader:
         if not repeats:
             self._categories = [reading.settled[n] for n in journal.numbers()]
         return reading
-
-    def with_fewer_rows(self, memory: dict[str, MemoryStatement]) -> dict[str, MemoryStatement]:
-        """`with_fewer_rows` of one reading's statements; repeated steps share these too."""
-        if memory is not self._shortened[0]:
-            self._shortened = memory, with_fewer_rows(memory)
-        return self._shortened[1]
 
     def _repeats(self, journal: Journal, events: list[int]) -> bool:
         last = self._last
