@@ -69,6 +69,7 @@ class Ledger:
         keep: int = 100,
         stacks: bool = False,
         _auto_step: bool = False,
+        _stop_after: int | None = None,
     ) -> None:
         models = as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
         optimizers = as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
@@ -81,7 +82,8 @@ class Ledger:
         if schedule is not None and not isinstance(schedule, Schedule):
             raise UsageError(f"Ledger(schedule={schedule!r}): make one with torchledger.schedule(wait=, active=, ...).")
         self._tokens_per_step = tokens_per_step
-        self._strict, self._stacks, self._auto_step = strict, stacks, _auto_step
+        self._strict, self._stacks = strict, stacks
+        self._auto_step, self._stop_after = _auto_step, _stop_after
         self._schedule = schedule
         self._steps: deque[StepReport] = deque(maxlen=keep)
         self._readings = Readings(readings.cuda_statistics, readings.cublas_workspace_bytes)
@@ -335,6 +337,10 @@ class Ledger:
         return _Nothing()
 
 
+class EnoughSteps(BaseException):
+    """Ends a program that was to run for so many steps: no error, so that no ``except Exception`` keeps it going."""
+
+
 class _Recorder(Recorder):
     """A recorder that knows its ledger."""
 
@@ -378,6 +384,8 @@ class _Recorder(Recorder):
                 ledger._fault(f"step {ledger._index} could not be read", fault)
             ledger._index += 1
             ledger._began = time.perf_counter()
+            if ledger._stop_after is not None and ledger._index >= ledger._stop_after:
+                raise EnoughSteps
 
 
 class _Nothing:

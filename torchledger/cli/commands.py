@@ -38,6 +38,12 @@ COMMANDS = (
         "demo", "torchledger.cli.demo", "train a small GPT without and with checkpointing, ledgers side by side"
     ),
     CommandRow("run", "torchledger.cli.run", "measure a script that knows nothing of torchledger", runs_script=True),
+    CommandRow(
+        "dryrun",
+        "torchledger.cli.dryrun",
+        "run a script on a GPU that is not there: does it fit, and what would change it",
+        runs_script=True,
+    ),
     CommandRow("show", "torchledger.cli.show", "print a saved report"),
     CommandRow(
         "compare", "torchledger.cli.compare", "hold one saved report against another; exits 1 if something grew"
