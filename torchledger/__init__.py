@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchledger.ledger import Ledger as Ledger
     from torchledger.record.schedules import schedule as schedule
     from torchledger.report import Report as Report
+    from torchledger.simulation.device import simulate as simulate
 
 _HOMES = {
     "Allocation": "journal.statements",
@@ -58,6 +59,7 @@ _HOMES = {
     "recipe": "analytic.recipes",
     "recipes": "analytic.recipes",
     "schedule": "record.schedules",
+    "simulate": "simulation.device",
 }
 
 __all__ = ["__version__", *_HOMES]

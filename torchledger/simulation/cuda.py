@@ -1,0 +1,176 @@
+"""`torch.cuda`: what programs ask of it, answered for the simulated device."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.cuda
+
+from torchledger.simulation.patching import Patches
+
+if TYPE_CHECKING:
+    from torchledger.simulation.device import SimulatedDevice
+    from torchledger.simulation.mode import SimulationMode
+
+
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """What cuBLAS takes from the allocator for each handle and stream, in bytes.
+
+    ``CUBLAS_WORKSPACE_CONFIG`` (``:KiB:count``, summed) decides; else 32 MiB on compute capability 9, 10 and 12, and
+    8,519,680 elsewhere (`CUDAContextLight` and `cublasCommonArgs` of torch 2.13).
+
+    >>> cublas_workspace_bytes((9, 0)), cublas_workspace_bytes((8, 0))
+    (33554432, 8519680)
+    """
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":")
+    if config:
+        try:
+            numbers = [int(part) for part in config.split(":")]
+            return sum(1024 * size * n for size, n in zip(numbers[::2], numbers[1::2], strict=True))
+        except ValueError:
+            return 0
+    return 33_554_432 if capability[0] in (9, 10, 12) else 8_519_680
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What `torch.cuda.get_device_properties` gives."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    warp_size: int = 32
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    gcnArchName: str = ""  # noqa: N815
+
+
+class Queries:
+    """The functions of `torch.cuda`, by their names there."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def init(self) -> None:
+        pass
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        self._index(device)
+
+    def get_device_name(self, device: Any = None) -> str:
+        self._index(device)
+        return self._device.name
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        self._index(device)
+        return self._device.capability
+
+    def get_device_properties(self, device: Any = None) -> DeviceProperties:
+        self._index(device)
+        facts, (major, minor) = self._device.facts, self._device.capability
+        return DeviceProperties(self._device.name, major, minor, facts.memory_bytes, facts.n_multiprocessors)
+
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return including_emulation or self._device.capability >= (8, 0)
+
+    def is_tf32_supported(self) -> bool:
+        return self._device.capability >= (8, 0)
+
+    def synchronize(self, device: Any = None) -> None:
+        self._device.allocator.synchronize()
+
+    def empty_cache(self) -> None:
+        self._device.blocks.settle()
+        self._device.allocator.empty_cache()
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return self._stats(device).allocated_bytes
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self._stats(device).peak_allocated_bytes
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return self._stats(device).reserved_bytes
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        return self._stats(device).peak_reserved_bytes
+
+    memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        self._index(device)
+        self._device.blocks.settle()
+        self._device.allocator.reset_peak_stats()
+
+    reset_max_memory_allocated, reset_max_memory_cached = reset_peak_memory_stats, reset_peak_memory_stats
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        free = self._device.capacity_bytes - self._stats(device).reserved_bytes
+        return free, self._device.facts.memory_bytes
+
+    def memory_stats(self, device: Any = None) -> OrderedDict[str, Any]:
+        """The flat statistics, those that the model of the allocator keeps."""
+        stats = self._stats(device)
+        found: dict[str, Any] = {}
+        for kind in ("allocated_bytes", "requested_bytes", "active_bytes", "reserved_bytes"):
+            found[f"{kind}.all.current"] = getattr(stats, kind)
+            found[f"{kind}.all.peak"] = getattr(stats, f"peak_{kind}")
+        found["segment.all.current"], found["segment.all.peak"] = stats.n_segments, stats.peak_n_segments
+        for kind in ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free", "num_sync_all_streams"):
+            found[kind] = getattr(stats, kind)
+        return OrderedDict(sorted(found.items()))
+
+    def memory_summary(self, device: Any = None, abbreviated: bool = False) -> str:
+        stats = self.memory_stats(device)
+        return "\n".join(f"{name:<28} {value:>20,}" for name, value in stats.items())
+
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        self._device.blocks.settle()
+        return self._device.allocator.snapshot()
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        self._device.allocator.set_memory_fraction(fraction)
+
+    def _stats(self, device: Any) -> Any:
+        self._index(device)
+        self._device.blocks.settle()
+        return self._device.allocator.stats
+
+    def _index(self, device: Any) -> int:
+        if device is None or device == -1:
+            return 0
+        return self._device.index_of(device if isinstance(device, torch.device) else torch.device(
+            device if isinstance(device, str) else f"cuda:{int(device)}"
+        ))  # fmt: skip
+
+
+def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+    """Let `torch.cuda` speak of the simulated device."""
+    queries = Queries(device)
+    names = {name: getattr(queries, name) for name in dir(queries) if not name.startswith("_")}
+    for module in (torch.cuda, torch.cuda.memory):
+        patches.replace_existing(module, names)
+    from torchledger.simulation import streams
+
+    streams.install(device, patches)
