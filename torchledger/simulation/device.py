@@ -213,6 +213,7 @@ class SimulatedDevice:
     def describe(self) -> dict[str, Any]:
         """What a report's environment says of the simulation."""
         return {
+            "accelerator": self.accelerator.name,
             "simulated": True,
             "assumed_versions": {name: getattr(self.versions, name) for name in ("cuda", "cudnn", "cublas")},
             "allocator_capacity_bytes": self.capacity_bytes,
@@ -221,6 +222,10 @@ class SimulatedDevice:
             "not_modelled": list(self.not_modelled),
             "simulation_notes": list(self.notes),
         }
+
+    def describe_properties(self) -> dict[str, Any]:
+        """The device as a report's environment names those that are there."""
+        return {"name": self.name, "memory_bytes": self.facts.memory_bytes}
 
     def __repr__(self) -> str:
         held = format_bytes(self.allocator.stats.allocated_bytes)
