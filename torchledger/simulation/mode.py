@@ -37,6 +37,8 @@ class SimulationMode(TorchDispatchMode):
         self.results = device.results
         self.values = device.values
         self.operators: dict[int, Operator] = {}
+        self.composites: dict[Any, Callable[..., Any]] = {}
+        """Compositions that a device makes otherwise; in inference mode they arrive here whole."""
         self.in_linear = False
         """Whether `linear` itself adds the bias now."""
 
@@ -65,6 +67,9 @@ class SimulationMode(TorchDispatchMode):
             return self.run_view(operator, args, kwargs)
         if kind == _COMPOSITE:
             with self:
+                composite = self.composites.get(func)
+                if composite is not None:
+                    return composite(*args, **kwargs)
                 return func._op_dk(_composite_key, *args, **kwargs)
         if kind == _HIGHER_ORDER:
             return func(*args, **kwargs)

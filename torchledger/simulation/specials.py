@@ -25,6 +25,68 @@ def local_scalar(mode: SimulationMode, operator: Operator, args: Any, kwargs: di
     return operator.call(mode.values.read(tensor))
 
 
+def efficient_attention(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The state of the random generator that it returns lies on the host."""
+    out, logsumexp, *_ = mode.results.make(operator, args, kwargs)
+    place = mode.locate(operator, args, kwargs)
+    assert place is not None
+    mode.enter((out, logsumexp), place)
+    return out, logsumexp, *(torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(2))
+
+
+def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Mean and reciprocal deviation are float32 on a device, also of half-precision inputs."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    x = args[0]
+    rows = x.shape[: x.dim() - len(args[1])] + (1,) * len(args[1])
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    results = mode.results
+    out = results.make(operator, args, kwargs)[0]
+    strides = _contiguous(rows)
+    made = (out, results.fresh(rows, strides, dtype), results.fresh(rows, strides, dtype))
+    mode.enter(made, place)
+    return made
+
+
+def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The fused kernel: its output, and the reciprocal deviation in float32."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    x = args[0]
+    rows = x.shape[: x.dim() - len(args[1])] + (1,) * len(args[1])
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    fresh = mode.results.fresh
+    made = (fresh(x.shape, _contiguous(x.shape), x.dtype), fresh(rows, _contiguous(rows), dtype))
+    mode.enter(made, place)
+    return made
+
+
+def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gradients like the input and the weight, those that are asked for."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    _, x, _, _, weight, mask = args[:6]
+    fresh = mode.results.fresh
+    made = tuple(
+        fresh(t.shape, _contiguous(t.shape), t.dtype) if wanted and t is not None else None
+        for t, wanted in zip((x, weight), mask, strict=True)
+    )
+    mode.enter(made, place)
+    return made
+
+
+def _contiguous(shape: Any) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
 def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Functional `_foreach_...` ops whose results are like their first list."""
     place = mode.locate(operator, args, kwargs)
@@ -91,5 +153,9 @@ SPECIALS: dict[Any, Special] = {
     aten._to_copy.default: moves.to_copy,
     aten.copy_.default: moves.copy_into,
     aten.lift_fresh.default: moves.lift_fresh,
+    aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+    aten.native_layer_norm.default: layer_norm,
+    aten._fused_rms_norm.default: rms_norm,
+    aten._fused_rms_norm_backward.default: rms_norm_backward,
     **_foreach_specials(),
 }
