@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.accelerator
+import torch.backends.cuda
+import torch.backends.cudnn
 import torch.cuda
+import torch.utils.checkpoint
 
+from torchledger.errors import SimulationError
+from torchledger.simulation import generators, streams
 from torchledger.simulation.patching import Patches
+from torchledger.simulation.printing import TYPE_NAMES
 
 if TYPE_CHECKING:
     from torchledger.simulation.device import SimulatedDevice
@@ -165,12 +174,115 @@ class Queries:
         ))  # fmt: skip
 
 
+_REFUSED = {
+    "CUDAGraph": "CUDA graphs",
+    "graph": "CUDA graphs",
+    "make_graphed_callables": "CUDA graphs",
+    "graph_pool_handle": "CUDA graphs",
+    "MemPool": "private memory pools",
+    "use_mem_pool": "private memory pools",
+    "CUDAPluggableAllocator": "other allocators",
+    "change_current_allocator": "other allocators",
+    "caching_allocator_alloc": "memory that no tensor holds",
+    "utilization": "what a driver measures while kernels run",
+    "temperature": "what a driver measures while kernels run",
+    "power_draw": "what a driver measures while kernels run",
+    "clock_rate": "what a driver measures while kernels run",
+    "cudart": "the CUDA runtime",
+}
+
+
+def _refuse(name: str, what: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise SimulationError(f"torch.cuda.{name}: {what} are not simulated. Leave it out of a dry run.")
+
+    return refused
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _range(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
 def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
-    """Let `torch.cuda` speak of the simulated device."""
+    """Let `torch.cuda` and `torch.accelerator` speak of the simulated device."""
     queries = Queries(device)
     names = {name: getattr(queries, name) for name in dir(queries) if not name.startswith("_")}
-    for module in (torch.cuda, torch.cuda.memory):
-        patches.replace_existing(module, names)
-    from torchledger.simulation import streams
+    random = generators.make_functions(device)
+    refused = {name: _refuse(name, what) for name, what in _REFUSED.items()}
+    others: dict[str, Any] = {
+        "_lazy_init": _nothing,
+        "_lazy_call": lambda call, **kwargs: None,
+        "_is_in_bad_fork": lambda: False,
+        "is_current_stream_capturing": lambda: False,
+        "ipc_collect": _nothing,
+        "can_device_access_peer": lambda a, b: False,
+        "get_arch_list": lambda: ["sm_{}{}".format(*device.capability)],
+    }
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        patches.replace_existing(module, names | random | refused | others | streams.make_classes(device))
+    patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing})
+    patches.replace_existing(
+        torch.cuda.nvtx, {"range_push": _nothing, "range_pop": _nothing, "mark": _nothing, "range": _range}
+    )
+    _install_types(patches)
+    _install_accelerator(queries, patches)
+    patches.replace(torch, "Generator", generators.make_generator(torch.Generator))
+    patches.replace(torch.version, "cuda", device.versions.cuda)
+    patches.replace(torch._C, "_cuda_clearCublasWorkspaces", device.clear_workspaces)
+    patches.replace_existing(torch.backends.cuda, {"is_built": lambda: True})
+    patches.replace_existing(
+        torch.backends.cudnn,
+        {
+            "is_available": lambda: True,
+            "version": lambda: device.versions.cudnn_number,
+            "is_acceptable": lambda tensor: False,
+        },
+    )
+    checkpointing: Any = torch.utils.checkpoint.DefaultDeviceType
+    before = getattr(checkpointing, "_default_device_type", None)
+    patches.on_restore(lambda: setattr(checkpointing, "_default_device_type", before))
 
-    streams.install(device, patches)
+
+def _install_accelerator(queries: Queries, patches: Patches) -> None:
+    memory = (
+        "empty_cache memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+        "reset_peak_memory_stats"
+    )
+    names = {name: getattr(queries, name) for name in (*memory.split(), "is_available", "device_count", "synchronize")}
+    names |= {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": queries.set_device,
+        "set_device_idx": queries.set_device,
+        "get_memory_info": queries.mem_get_info,
+        "current_stream": lambda of=None: torch.cuda.current_stream(),
+        "set_stream": lambda stream: torch.cuda.set_stream(stream),
+    }
+    patches.replace_existing(torch.accelerator, names)
+    if hasattr(torch.accelerator, "memory"):
+        patches.replace_existing(torch.accelerator.memory, names)
+
+
+def _install_types(patches: Patches) -> None:
+    """`torch.cuda.FloatTensor` and its like."""
+    for dtype, name in TYPE_NAMES.items():
+        patches.replace(torch.cuda, name, _legacy_type(name, dtype))
+
+
+def _legacy_type(name: str, dtype: torch.dtype) -> Any:
+    class LegacyType(type):
+        def __call__(cls, *args: Any) -> torch.Tensor:
+            if len(args) == 1 and isinstance(args[0], list | tuple | torch.Tensor):
+                return torch.tensor(args[0], dtype=dtype, device="cuda")
+            return torch.empty(*(args or (0,)), dtype=dtype, device="cuda")
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is dtype
+
+    return LegacyType(name, (), {"dtype": dtype, "is_cuda": True})

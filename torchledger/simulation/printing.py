@@ -12,6 +12,19 @@ from torchledger.simulation.values import LARGEST_KNOWN
 if TYPE_CHECKING:
     from torchledger.simulation.device import SimulatedDevice
 
+TYPE_NAMES = {
+    torch.float32: "FloatTensor",
+    torch.float64: "DoubleTensor",
+    torch.float16: "HalfTensor",
+    torch.bfloat16: "BFloat16Tensor",
+    torch.int64: "LongTensor",
+    torch.int32: "IntTensor",
+    torch.int16: "ShortTensor",
+    torch.int8: "CharTensor",
+    torch.uint8: "ByteTensor",
+    torch.bool: "BoolTensor",
+}
+
 
 def describe(device: SimulatedDevice, tensor: torch.Tensor, original: Any) -> str:
     """What `repr` says of a simulated tensor."""

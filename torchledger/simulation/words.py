@@ -17,6 +17,7 @@ from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
 from torchledger.simulation.patching import Patches
+from torchledger.simulation.printing import TYPE_NAMES
 
 if TYPE_CHECKING:
     from torchledger.simulation.device import SimulatedDevice
@@ -120,10 +121,10 @@ class Words:
         if dtype is None:
             named = str(original(tensor))
             if (self.place_of(tensor) or 0) >= 0 and self.place_of(tensor) is not None:
-                return f"torch.cuda.{_TYPE_NAMES.get(tensor.dtype, named.rpartition('.')[2])}"
-            return named if self.place_of(tensor) is None else f"torch.{_TYPE_NAMES.get(tensor.dtype)}"
+                return f"torch.cuda.{TYPE_NAMES.get(tensor.dtype, named.rpartition('.')[2])}"
+            return named if self.place_of(tensor) is None else f"torch.{TYPE_NAMES.get(tensor.dtype)}"
         if isinstance(dtype, str) and dtype.startswith("torch."):
-            wanted = {name: known for known, name in _TYPE_NAMES.items()}.get(dtype.rpartition(".")[2])
+            wanted = {name: known for known, name in TYPE_NAMES.items()}.get(dtype.rpartition(".")[2])
             if wanted is not None:
                 return tensor.to("cuda" if ".cuda." in dtype else "cpu", wanted)
         return tensor.to(dtype) if isinstance(dtype, torch.dtype) else original(tensor, dtype)
@@ -275,18 +276,6 @@ def _named_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-_TYPE_NAMES = {
-    torch.float32: "FloatTensor",
-    torch.float64: "DoubleTensor",
-    torch.float16: "HalfTensor",
-    torch.bfloat16: "BFloat16Tensor",
-    torch.int64: "LongTensor",
-    torch.int32: "IntTensor",
-    torch.int16: "ShortTensor",
-    torch.int8: "CharTensor",
-    torch.uint8: "ByteTensor",
-    torch.bool: "BoolTensor",
-}
 _originals: dict[str, Any] = {name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)}
 
 
