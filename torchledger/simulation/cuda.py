@@ -98,7 +98,7 @@ class Queries:
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
         self._index(device)
         facts, (major, minor) = self._device.facts, self._device.capability
-        return DeviceProperties(self._device.name, major, minor, facts.memory_bytes, facts.n_multiprocessors)
+        return DeviceProperties(self._device.name, major, minor, self._device.total_bytes, facts.n_multiprocessors)
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         return including_emulation or self._device.capability >= (8, 0)
@@ -136,7 +136,7 @@ class Queries:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         free = self._device.capacity_bytes - self._stats(device).reserved_bytes
-        return free, self._device.facts.memory_bytes
+        return free, self._device.total_bytes
 
     def memory_stats(self, device: Any = None) -> OrderedDict[str, Any]:
         """The flat statistics, those that the model of the allocator keeps."""
@@ -196,6 +196,8 @@ def _refuse(name: str, what: str) -> Any:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise SimulationError(f"torch.cuda.{name}: {what} are not simulated. Leave it out of a dry run.")
 
+    if isinstance(getattr(torch.cuda, name, None), type):  # annotations and isinstance need a class
+        return type(name, (), {"__new__": refused})
     return refused
 
 

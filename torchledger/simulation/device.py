@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import weakref
 from collections import Counter
@@ -16,6 +17,7 @@ from torchledger.allocator.caching import CachingAllocator
 from torchledger.errors import DeviceOutOfMemoryError, SimulationError, UsageError
 from torchledger.simulation import active, cuda, ending, kernels, words
 from torchledger.simulation.blocks import Blocks
+from torchledger.simulation.dependent import Shares
 from torchledger.simulation.facts import CONTEXT_BYTES, Versions, assumed_versions, simulated_accelerator
 from torchledger.simulation.keys import Backend
 from torchledger.simulation.mode import SimulationMode
@@ -70,11 +72,15 @@ class SimulatedDevice:
         self.allocator = CachingAllocator(conf, capacity_bytes=capacity)
         assert self.allocator.capacity_bytes is not None
         self.capacity_bytes: int = self.allocator.capacity_bytes
+        self.total_bytes = self.facts.memory_bytes if capacity_bytes is None else self.capacity_bytes
+        """What the driver says the device has: the CUDA context takes its part."""
         self.data_dependent = data_dependent
         self.versions: Versions = assumed_versions()
         self.backend = Backend()
         self.blocks = Blocks(self.malloc, self.allocator.free)
         self.values = Values(self.blocks)
+        self.shares = Shares()
+        self.blocks.on_death = self._storage_died
         self.results = Results(self.backend)
         self.stream = 0
         self.words: Any = None
@@ -141,7 +147,21 @@ class SimulatedDevice:
         found = self._pinned.get(id(tensor.untyped_storage()))
         return found is not None and found() is tensor.untyped_storage()
 
+    def _storage_died(self, key: int) -> None:
+        self.values.forget_storage(key)
+        self.shares.forget(key)
+
     # Memory
+
+    def take_hidden(self, nbytes: int) -> int:
+        """Memory that an op takes inside itself."""
+        self.hidden_bytes += nbytes
+        return self.malloc(nbytes, self.stream)
+
+    def give_hidden(self, address: int, nbytes: int) -> None:
+        """Give it back."""
+        self.hidden_bytes -= nbytes
+        self.free(address)
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
         """The address of so many bytes.
@@ -191,11 +211,12 @@ class SimulatedDevice:
     def _out_of_memory(self, nbytes: int) -> str:
         """The message of torch 2.9 to 2.15 (`CUDACachingAllocator::malloc`)."""
         stats = self.allocator.stats
-        total = self.capacity_bytes
+        used = self.total_bytes - self.capacity_bytes + stats.reserved_bytes
         idle = stats.reserved_bytes - stats.allocated_bytes
         return (
             f"CUDA out of memory. Tried to allocate {torch_size(nbytes)}. GPU 0 has a total capacity of "
-            f"{torch_size(total)} of which {torch_size(total - stats.reserved_bytes)} is free. Of the allocated memory "
+            f"{torch_size(self.total_bytes)} of which {torch_size(self.total_bytes - used)} is free. Including "
+            f"non-PyTorch memory, this process has {torch_size(used)} memory in use. Of the allocated memory "
             f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by PyTorch "
             f"but unallocated. If reserved but unallocated memory is large try setting "
             f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
@@ -257,6 +278,8 @@ class Simulation:
         if active.current() is not None:
             raise UsageError("a simulation runs already: simulations cannot be nested. Leave the first one before.")
         internals.require_simulation()
+        # The first step of an optimizer imports it anyway; here it cannot take our functions into its tables.
+        importlib.import_module("torch._dynamo")
         device = SimulatedDevice(*self._arguments)
         self._device = device
         mode = self._mode = SimulationMode(device)
@@ -266,6 +289,7 @@ class Simulation:
             kernels.register(device, mode, self._patches)
             words.install(device, mode, self._patches)
             cuda.install(device, mode, self._patches)
+            self._patches.replace_imported()
             mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             self._patches.restore()

@@ -32,14 +32,10 @@ def run_inside(mode: SimulationMode, operator: Operator, args: Any, out: Any, pl
         return
     device = mode.device
     copies = [nbytes for tensor in operands(args) if (nbytes := _copied_bytes(tensor))]
-    addresses = []
-    for nbytes in copies:
-        device.hidden_bytes += nbytes
-        addresses.append(device.malloc(nbytes, device.stream))
+    addresses = [device.take_hidden(nbytes) for nbytes in copies]
     device.take_workspace(BACKWARD_HANDLE if internals.current_graph_task_id() != -1 else FORWARD_HANDLE)
     for nbytes, address in zip(copies, addresses, strict=True):
-        device.free(address)
-        device.hidden_bytes -= nbytes
+        device.give_hidden(address, nbytes)
 
 
 def _copied_bytes(matrix: torch.Tensor) -> int:

@@ -43,6 +43,7 @@ class Kernels:
             aten.log_softmax.int: self.log_softmax,
             aten.batch_norm.default: self.batch_norm,
             aten.linear.default: self.linear,
+            aten.one_hot.default: self.one_hot,
         }
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -94,6 +95,15 @@ class Kernels:
             x = x if x.is_contiguous(memory_format=torch.channels_last) and x.dim() == 4 else x.contiguous()
             return aten.cudnn_batch_norm(x, *args[1:])[0]
         return aten.native_batch_norm(*args)[0]
+
+    def one_hot(self, tensor: Any, num_classes: int = -1) -> Any:
+        if num_classes < 0 or not self.is_on_device(tensor):
+            return aten.one_hot.default._op_dk(_composite_key, tensor, num_classes)
+        out = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+        out.scatter_(-1, tensor.unsqueeze(-1), 1)
+        if self.device.values.of(out) is None:
+            self.device.shares.set(out, num_classes)
+        return out
 
     def _adding_in_place(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a composition that adds in place where no mode is on."""

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
-from torchledger.simulation import hidden, host, moves, sums
+from torchledger.simulation import dependent, hidden, host, moves, sums
 from torchledger.simulation.blocks import HOST, Block, storage_of
 from torchledger.simulation.keys import GENUINE_META, inside
 from torchledger.simulation.operators import Kind, Operator
@@ -218,6 +218,7 @@ class SimulationMode(TorchDispatchMode):
         if target >= 0:
             hidden.run_inside(self, operator, args, out, target)
         self.values.follow(operator, args, kwargs, out)
+        dependent.note_classes(self, operator, args, out)
         return out
 
     def enter(self, out: Any, place: int) -> None:

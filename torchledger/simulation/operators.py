@@ -30,7 +30,18 @@ class Kind(IntEnum):
 class Operator:
     """One operator: how to call it and how it is handled."""
 
-    __slots__ = ("call", "has_device", "is_like", "is_random", "kind", "name", "op", "returns_first", "special")
+    __slots__ = (
+        "call",
+        "has_device",
+        "hidden",
+        "is_random",
+        "kind",
+        "name",
+        "op",
+        "returns_first",
+        "returns_new",
+        "special",
+    )
 
     def __init__(self, op: Any, special: Callable[..., Any] | None, backend: str) -> None:
         self.op = op
@@ -38,15 +49,18 @@ class Operator:
         self.kind: int = _kind(op, backend)
         # An overload's `__call__` does nothing but call this.
         self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
+        self.hidden: Callable[[Any], Any] | None = None
         if isinstance(op, HigherOrderOperator):
-            self.name, self.has_device, self.is_random, self.returns_first, self.is_like = op.name(), False, False, 0, False
+            self.name, self.has_device, self.is_random = op.name(), False, False
+            self.returns_first, self.returns_new = 0, True
             return
         schema = op._schema
         self.name: str = str(op.overloadpacket)
         self.has_device = any(argument.name == "device" for argument in schema.arguments)
-        self.is_like = self.has_device and bool(schema.arguments) and schema.arguments[0].name in ("self", "input")
         self.is_random = torch.Tag.nondeterministic_seeded in op.tags
         self.returns_first = len(schema.returns)
+        """How many results an in-place op has: its first arguments."""
+        self.returns_new = any(value.alias_info is None for value in schema.returns)
 
 
 def _kind(op: Any, backend: str) -> int:

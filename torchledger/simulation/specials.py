@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchledger.simulation import moves
+from torchledger.simulation import dependent, moves
 from torchledger.simulation.operators import Operator
 
 if TYPE_CHECKING:
@@ -77,6 +77,21 @@ def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwarg
     )
     mode.enter(made, place)
     return made
+
+
+def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Of other dtypes than bfloat16 too, which torch's meta kernel does not take."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    results = mode.results
+    like = [results.fresh(t.shape, t.stride(), torch.bfloat16) for t in args[:2]]
+    named = {name: value for name, value in kwargs.items() if name not in ("bias", "out_dtype")}
+    made = results.make(operator, (*like, *args[2:3]), named)
+    dtype = kwargs.get("out_dtype") or (args[4] if len(args) > 4 else None) or args[0].dtype
+    out = results.fresh(made.shape, made.stride(), dtype)
+    mode.enter(out, place)
+    return out
 
 
 def _contiguous(shape: Any) -> tuple[int, ...]:
@@ -157,5 +172,7 @@ SPECIALS: dict[Any, Special] = {
     aten.native_layer_norm.default: layer_norm,
     aten._fused_rms_norm.default: rms_norm,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
+    aten._grouped_mm.default: grouped_mm,
+    **dependent.SPECIALS,
     **_foreach_specials(),
 }

@@ -39,9 +39,9 @@ class Values:
         self.known: dict[int, torch.UntypedStorage] = {}
         self.assumptions: Counter[str] = Counter()
         """How often values were read that are not known, by kind."""
-        blocks.on_death = self._died
 
-    def _died(self, key: int) -> None:
+    def forget_storage(self, key: int) -> None:
+        """A storage has gone."""
         self.known.pop(key, None)
 
     # Reading

@@ -44,6 +44,8 @@ class Words:
         self.mode = mode
         self.live = device.blocks.live
         self.cuda = [torch.device("cuda", index) for index in range(1)]
+        self.ended = False
+        """Whether the simulation is over: a module that it imported may hold our functions for good."""
 
     def place_of(self, tensor: torch.Tensor) -> int | None:
         """Where a tensor is said to lie; None for a real one."""
@@ -68,7 +70,7 @@ class Words:
         Raises:
             RuntimeError: a name that torch does not know.
         """
-        if device is None or is_inside():
+        if device is None or self.ended or is_inside():
             return device  # type: ignore[no-any-return]
         if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
             return device  # type: ignore[no-any-return]
@@ -216,7 +218,7 @@ class Words:
     def factory(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A factory that fills what it makes without reading anything."""
         device = kwargs.get("device")
-        if device is not None and not is_inside():
+        if device is not None and not self.ended and not is_inside():
             kwargs["device"] = self.asked(device)
             generator = kwargs.get("generator")
             if generator is not None and kwargs["device"].type == "meta":
@@ -226,7 +228,7 @@ class Words:
     def from_values(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A factory that takes values: it makes a host tensor, which is then moved."""
         device = kwargs.get("device")
-        if is_inside():
+        if self.ended or is_inside():
             return original(*args, **kwargs)
         if device is None:
             if args and isinstance(args[0], _Tensor) and self.place_of(args[0]) is not None:
@@ -284,6 +286,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
     internals.device_constructors()  # torch keeps the set that it makes at the first call: not of our functions
     words = Words(device, mode)
     device.words = words
+    patches.on_restore(lambda: setattr(words, "ended", True))
     _install_properties(words, patches)
     methods = {
         "to": words.to,
