@@ -15,7 +15,7 @@ from torchledger import internals
 from torchledger.accelerators import Accelerator
 from torchledger.allocator.caching import CachingAllocator
 from torchledger.errors import DeviceOutOfMemoryError, SimulationError, UsageError
-from torchledger.simulation import active, cuda, ending, kernels, words
+from torchledger.simulation import active, cuda, ending, kernels, refusals, words
 from torchledger.simulation.blocks import Blocks
 from torchledger.simulation.dependent import Shares
 from torchledger.simulation.facts import CONTEXT_BYTES, Versions, assumed_versions, simulated_accelerator
@@ -289,6 +289,7 @@ class Simulation:
             kernels.register(device, mode, self._patches)
             words.install(device, mode, self._patches)
             cuda.install(device, mode, self._patches)
+            refusals.install(device, self._patches)
             self._patches.replace_imported()
             mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:

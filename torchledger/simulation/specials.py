@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchledger.simulation import dependent, moves
+from torchledger.simulation import convolutions, dependent, moves
 from torchledger.simulation.operators import Operator
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm.default: rms_norm,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
+    **convolutions.SPECIALS,
     **dependent.SPECIALS,
     **_foreach_specials(),
 }
