@@ -15,14 +15,15 @@ from torchledger import internals
 from torchledger.accelerators import Accelerator
 from torchledger.allocator.caching import CachingAllocator
 from torchledger.errors import DeviceOutOfMemoryError, SimulationError, UsageError
-from torchledger.simulation import active, cuda, ending, kernels, refusals, words
-from torchledger.simulation.blocks import Blocks
+from torchledger.simulation import active, cuda, ending, kernels, refusals, saving, sparse, threads, words
+from torchledger.simulation.blocks import HOST, Blocks
 from torchledger.simulation.dependent import Shares
 from torchledger.simulation.facts import CONTEXT_BYTES, Versions, assumed_versions, simulated_accelerator
 from torchledger.simulation.keys import Backend
 from torchledger.simulation.mode import SimulationMode
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.results import Results
+from torchledger.simulation.specials import dense_strides
 from torchledger.simulation.values import Values
 from torchledger.units import format_bytes
 
@@ -131,10 +132,20 @@ class SimulatedDevice:
 
     def place_of_odd(self, tensor: torch.Tensor) -> int | None:
         """The place of a tensor without a storage of its own (a sparse one); None for a real one."""
-        if tensor.layout is torch.sparse_coo and tensor.device.type == "meta":
-            block = self.blocks.live.get(id(tensor._values().untyped_storage()))
-            return None if block is None else block.place
-        return None
+        if not sparse.is_sparse(tensor):
+            return None
+        block = self.blocks.live.get(id(sparse.parts_of(tensor)[1].untyped_storage()))
+        return None if block is None else block.place
+
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor without data but for the values that are known; of a real one a real copy."""
+        if self.words.place_of(tensor) is None:
+            return tensor.detach().clone()
+        with internals.no_dispatch_modes():
+            kept = self.results.fresh(tensor.shape, dense_strides(tensor), tensor.dtype)
+            self.blocks.enter(kept, HOST)
+            self.values.copy(tensor, kept)
+        return kept
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that counts as pinned."""
@@ -290,6 +301,8 @@ class Simulation:
             words.install(device, mode, self._patches)
             cuda.install(device, mode, self._patches)
             refusals.install(device, self._patches)
+            threads.install(device, self._patches)
+            saving.install(device, self._patches)
             self._patches.replace_imported()
             mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:

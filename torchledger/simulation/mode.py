@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
-from torchledger.simulation import dependent, hidden, host, moves, sums
+from torchledger.simulation import dependent, hidden, host, moves, sparse, sums
 from torchledger.simulation.blocks import HOST, Block, storage_of
 from torchledger.simulation.keys import GENUINE_META, inside
 from torchledger.simulation.operators import Kind, Operator
@@ -60,6 +60,19 @@ class SimulationMode(TorchDispatchMode):
         for t in types:
             if t is not _Tensor and t.__torch_dispatch__ is not internals.no_torch_dispatch:
                 return NotImplemented
+        try:
+            return self.run(func, operator, args, kwargs)
+        except NotImplementedError:
+            if not sparse.has_sparse(args):
+                raise
+        return sparse.run(self, operator, args, kwargs)
+
+    def run(self, func: Any, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an op of dense tensors.
+
+        Raises:
+            NotImplementedError: a sparse tensor is among its arguments, which has no storage of its own.
+        """
         kind = operator.kind
         if operator.special is not None:
             return operator.special(self, operator, args, kwargs)
@@ -224,7 +237,9 @@ class SimulationMode(TorchDispatchMode):
     def enter(self, out: Any, place: int) -> None:
         """Give results a place and memory, in their order."""
         if isinstance(out, _Tensor):
-            if id(storage_of(out)) not in self.live:
+            if sparse.is_sparse(out):
+                self.enter(sparse.parts_of(out), place)
+            elif id(storage_of(out)) not in self.live:
                 self.blocks.enter(out, place, self.device.stream)
         elif isinstance(out, list | tuple):
             for item in out:

@@ -39,6 +39,8 @@ _MIXING = (
     aten.repeat_interleave,
     aten.split_with_sizes,
     aten.is_same_size,
+    aten._ctc_loss,
+    aten._ctc_loss_backward,
     aten._cudnn_rnn,
     aten._cudnn_rnn_backward,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed
+import torch.nested
 import torch.nn.parallel
 
 from torchledger.errors import SimulationError
@@ -38,6 +39,14 @@ def install(device: SimulatedDevice, patches: Patches) -> None:
             return original(backend, *args, **kwargs)
 
         patches.replace(torch.distributed, "init_process_group", init_process_group)
+    original_nested = torch.nested.nested_tensor
+
+    def nested_tensor(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device") or "").startswith("cuda") or any(getattr(t, "is_cuda", False) for t in tensors):
+            _refuse("a nested tensor", "its kernels read the lengths. Pad the batch in a dry run")
+        return original_nested(tensors, *args, **kwargs)
+
+    patches.replace(torch.nested, "nested_tensor", nested_tensor)
     _install_data_parallel(patches)
     _install_flex(patches)
 

@@ -93,6 +93,8 @@ class Results:
 def signature(arg: Any) -> Any:
     """What of an argument the results of an op depend on."""
     if isinstance(arg, _Tensor):
+        if arg.layout is not torch.strided:
+            raise TypeError
         return (arg.shape, arg.stride(), arg.dtype)
     if type(arg) in (int, float, bool):
         return (arg.__class__, arg)
@@ -129,8 +131,7 @@ def _aliases(out: Any, args: Any) -> bool:
         if isinstance(tensor, _Tensor):
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
                 return True
-            key = id(storage_of(tensor))
-            if key in seen or storage_of(tensor).nbytes() != tensor.untyped_storage().nbytes():
+            if id(storage_of(tensor)) in seen:
                 return True
-            seen.add(key)
+            seen.add(id(storage_of(tensor)))
     return False

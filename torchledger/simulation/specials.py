@@ -94,6 +94,37 @@ def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     return out
 
 
+def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Questions that a device answers with no."""
+    return False
+
+
+def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`aten._ctc_loss`: a loss for each sequence, and the table of its forward pass."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    log_probs, targets, _, lengths = args[:4]
+    known = mode.values.of(lengths) if isinstance(lengths, torch.Tensor) else torch.tensor(lengths, device="cpu")
+    longest = int(known.max()) if known is not None else targets.shape[-1]
+    time, batch = log_probs.shape[:2]
+    table = (batch, time, 2 * longest + 1)
+    fresh = mode.results.fresh
+    made = (fresh((batch,), (1,), log_probs.dtype), fresh(table, _contiguous(table), log_probs.dtype))
+    mode.enter(made, place)
+    return made
+
+
+def like_second(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A backward whose result is like its second argument."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    made = mode.results.fresh(args[1].shape, _contiguous(args[1].shape), args[1].dtype)
+    mode.enter(made, place)
+    return made
+
+
 def _contiguous(shape: Any) -> tuple[int, ...]:
     strides, step = [], 1
     for n in reversed(shape):
@@ -173,6 +204,11 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm.default: rms_norm,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
+    **{getattr(aten._use_cudnn_ctc_loss, name): no for name in ("default", "Tensor")},
+    aten._ctc_loss.default: ctc_loss,
+    aten._ctc_loss.Tensor: ctc_loss,
+    aten._ctc_loss_backward.default: like_second,
+    aten._ctc_loss_backward.Tensor: like_second,
     **convolutions.SPECIALS,
     **dependent.SPECIALS,
     **_foreach_specials(),

@@ -68,6 +68,6 @@ def enter(mode: SimulationMode, operator: Operator, args: Any, out: Any) -> bool
 
 def _engine_calls(frame: FrameType | None) -> bool:
     """Whether no Python but dispatch modes stands between an op and the engine."""
-    while frame is not None and frame.f_code.co_name in ("__torch_dispatch__", "__call__", "run_functional"):
+    while frame is not None and frame.f_code.co_name in ("__torch_dispatch__", "__call__", "run", "run_functional"):
         frame = frame.f_back
     return frame is not None and frame.f_code is _engine_code

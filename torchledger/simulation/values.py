@@ -161,6 +161,8 @@ class _UnknownError(Exception):
 
 
 def _may_be_known(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
     n = tensor.numel()
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return n <= LARGEST_FLOATS

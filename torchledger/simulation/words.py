@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchledger import internals
+from torchledger.errors import SimulationError
 from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
@@ -198,6 +199,25 @@ class Words:
         memo[id(tensor)] = copy
         return copy
 
+    def new(self, original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`Tensor.new`, which torch keeps for old code: uninitialized, or with the values of a list."""
+        if self.place_of(tensor) is None:
+            return original(tensor, *args, **kwargs)
+        if tensor.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(*args)
+        if len(args) == 1 and isinstance(args[0], list | _Tensor):
+            return self.new_tensor(None, tensor, args[0])
+        return torch.empty(*(args or (0,)), dtype=tensor.dtype, device=self.device_of(tensor))
+
+    def reduce(self, original: Any, tensor: torch.Tensor, protocol: Any) -> Any:
+        """Pickling, which `torch.save` does without."""
+        if self.place_of(tensor) is None:
+            return original(tensor, protocol)
+        raise SimulationError(
+            "a tensor of a simulated device cannot be pickled: it has no data. torch.save keeps what it is given in the "
+            "simulation, for torch.load."
+        )
+
     def new_tensor(self, original: Any, tensor: torch.Tensor, data: Any, **kwargs: Any) -> Any:
         """`Tensor.new_tensor`."""
         kwargs.setdefault("device", self.device_of(tensor))
@@ -247,6 +267,13 @@ class Words:
         kwargs.pop("pin_memory", None)
         made = original(*args, **{**kwargs, "device": _CPU}).to(torch.device("cuda", target.index))
         return made.requires_grad_() if grad else made
+
+    def sparse(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`sparse_coo_tensor` of parts that lie on the device; torch sees that they do."""
+        if self.ended or is_inside() or not any(self.place_of(a) is not None for a in args if isinstance(a, _Tensor)):
+            return self.from_values(original, *args, **kwargs)
+        kwargs.pop("device", None)
+        return original(*args, **kwargs)
 
     def _from_simulated(self, original: Any, data: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`torch.tensor(x)` copies; `as_tensor(x)` only where it must."""
@@ -302,6 +329,8 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
         "is_pinned": words.is_pinned,
         "record_stream": words.record_stream,
         "new_tensor": words.new_tensor,
+        "new": words.new,
+        "__reduce_ex__": words.reduce,
         "__deepcopy__": words.deepcopy,
         "__repr__": words.repr,
         **dict.fromkeys(_NEW, words.factory),
@@ -310,7 +339,8 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
         patches.replace(_Tensor, name, _method(getattr(_Tensor, name), method))
     routed = {}
     for name, original in _originals.items():
-        new = _function(original, words.from_values if name in _FROM_VALUES else words.factory)
+        kind = words.sparse if name.startswith("sparse_") else words.from_values
+        new = _function(original, kind if name in _FROM_VALUES else words.factory)
         routed[original] = new
         patches.replace(torch, name, new)
     _install_device_context(routed, patches)
