@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torchledger.reconciliation import reconcile as reconcile
     from torchledger.record.schedules import schedule as schedule
     from torchledger.report import Report as Report
+    from torchledger.simulation.device import simulate as simulate
 
 _HOMES = {
     "Allocation": "journal.statements",
@@ -66,6 +67,7 @@ _HOMES = {
     "recipes": "analytic.recipes",
     "reconcile": "reconciliation",
     "schedule": "record.schedules",
+    "simulate": "simulation.device",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -149,3 +149,21 @@ class DeviceOutOfMemoryError(TorchledgerError, MemoryError):
         )
         build = partial(type(self), **{name: getattr(self, name) for name in names})
         return build, (self.requested_bytes,)
+
+
+class SimulationError(TorchledgerError, RuntimeError):
+    """Something that a simulated device cannot do."""
+
+    slug = "simulation"
+
+
+class SimulatedValueError(TorchledgerError, RuntimeError):
+    """The program asked for values that a simulation does not have."""
+
+    slug = "simulated-value"
+
+
+class SimulationEndedError(TorchledgerError, RuntimeError):
+    """A tensor of a simulated device was used after its simulation."""
+
+    slug = "simulation-ended"

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import torch
+import torch.utils._device
 import torch.utils.checkpoint
 
 from torchledger.errors import TorchVersionError
@@ -135,3 +136,58 @@ def dynamo_callbacks() -> Any:
     """Dynamo's compile callbacks, or None as long as nothing has imported Dynamo."""
     module = sys.modules.get("torch._dynamo.callback")
     return getattr(module, "callback_handler", None)
+
+
+# What simulated devices stand on.
+
+_missing_for_simulation: list[str] = []
+
+
+def _simulating(path: str) -> Any:
+    try:
+        return attrgetter(path)(torch)
+    except AttributeError:
+        _missing_for_simulation.append(f"torch.{path}")
+        return None
+
+
+make_subclass: Final[Callable[..., torch.Tensor]] = _simulating("Tensor._make_subclass")
+"""A tensor on the same storage as another, which may carry the dispatch keys of another backend."""
+dispatch_keys: Final[Callable[[torch.Tensor], Any]] = _simulating("_C._dispatch_keys")
+"""The dispatch keys that a tensor carries."""
+include_key: Final[Any] = _simulating("_C._IncludeDispatchKeyGuard")
+"""A context in which all calls dispatch as if a tensor carried a key."""
+exclude_keys: Final[Any] = _simulating("_C._ExcludeDispatchKeyGuard")
+"""A context in which no call dispatches to some keys."""
+DispatchKey: Final[Any] = _simulating("_C.DispatchKey")
+"""The dispatch keys."""
+DispatchKeySet: Final[Any] = _simulating("_C.DispatchKeySet")
+"""Sets of them."""
+has_backend_fallback: Final[Callable[[Any], bool]] = _simulating("_C._dispatch_has_backend_fallback")
+"""Whether a key has a kernel for every op that has none of its own."""
+fallthrough_kernel: Final[Any] = _simulating("library.fallthrough_kernel")
+"""What a library registers where dispatch is to go on to the next key."""
+library_destroy: Final[Any] = _simulating("library.Library._destroy")
+"""Takes back what a library registered."""
+parse_to: Final[Callable[..., Any]] = _simulating("_C._nn._parse_to")
+"""The arguments of `Tensor.to` as (device, dtype, non_blocking, memory_format)."""
+device_constructors: Final[Callable[[], set[Any]]] = _simulating("utils._device._device_constructors")
+"""The functions that a `with torch.device(...)` gives its device to."""
+DeviceContext: Final[Any] = _simulating("utils._device.DeviceContext")
+"""The mode that it enters."""
+group_tensors: Final[Callable[..., Any]] = _simulating("_C._group_tensors_by_device_and_dtype")
+"""What optimizers sort their tensors with."""
+
+
+def require_simulation() -> None:
+    """Fail with one clear error where the installed torch lacks a name that simulated devices stand on.
+
+    Raises:
+        TorchVersionError: it lists the missing names and the versions that have them.
+    """
+    require()
+    if _missing_for_simulation:
+        raise TorchVersionError(
+            f"torch {torch.__version__} lacks {', '.join(_missing_for_simulation)}, which simulated devices stand on. "
+            f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
+        )

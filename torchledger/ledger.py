@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,11 @@ from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.readings import Readings
 from torchledger.record.schedules import Schedule
 from torchledger.report import Report
+from torchledger.simulation import active as simulation
+from torchledger.simulation.readings import SimulatedReadings
+
+if TYPE_CHECKING:
+    from torchledger.simulation.device import SimulatedDevice
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -86,9 +91,12 @@ class Ledger:
         self._auto_step, self._stop_after = _auto_step, _stop_after
         self._schedule = schedule
         self._steps: deque[StepReport] = deque(maxlen=keep)
-        self._readings = Readings(readings.cuda_statistics, readings.cublas_workspace_bytes)
+        self._readings: Readings | SimulatedReadings = Readings(
+            readings.cuda_statistics, readings.cublas_workspace_bytes
+        )
         self._reader = StepReader()
         self._recorder: _Recorder | None = None
+        self._simulated: SimulatedDevice | None = None
         self._active = False
         self._index = 0
         self._n_steps = 0
@@ -255,6 +263,10 @@ class Ledger:
                 recorder.parameters.add_optimizer(optimizer)
         except Exception as fault:
             recorder.fault("a model or an optimizer could not be entered", fault)
+        if (device := simulation.current()) is not None:
+            if not isinstance(self._readings, SimulatedReadings):
+                self._readings = SimulatedReadings(device)
+            self._simulated = device
         self._readings.begin(_cuda_devices())
         recorder.start()
         self._recorder = recorder
@@ -264,6 +276,8 @@ class Ledger:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return True
+        if isinstance(self._readings, SimulatedReadings):
+            self._readings.close()
         try:
             return recorder.stop()
         finally:
@@ -317,6 +331,9 @@ class Ledger:
 
     def _environment(self, flops: FlopStatement) -> dict[str, Any]:
         environment = describe_environment(sorted(self._devices or set(self._device_names())), self._created)
+        if self._simulated is not None:
+            environment["devices"]["cuda:0"] = self._simulated.describe_properties()
+            environment.update(self._simulated.describe())
         environment["dtype"] = max(flops.by_dtype, key=lambda name: (flops.by_dtype[name], name), default=None)
         environment["tokens_per_step"] = self._tokens_per_step
         if self._notes:

@@ -171,6 +171,11 @@ class DeviceReading:
     allocated_peak: int
     reserved_peak: int
     workspace: int = 0
+    """Of the peak; of the step's start and end too, where those are not given."""
+    workspace_start: int | None = None
+    workspace_end: int | None = None
+    in_place: bool = False
+    """Whether the allocator saw sums of gradients made in place, as in a program without a ledger."""
 
 
 @dataclass(slots=True)

@@ -112,14 +112,19 @@ def with_readings(
 
 def _with_allocator(statement: MemoryStatement, reading: DeviceReading, dispatched_peak: int) -> MemoryStatement:
     start, end = statement.start, statement.end
-    peak = _with_reading(statement.peak, reading, reading.requested_peak - dispatched_peak)
+    before, after = (
+        reading.workspace if known is None else known for known in (reading.workspace_start, reading.workspace_end)
+    )
+    if reading.in_place:
+        dispatched_peak = statement.peak.total_bytes
+    peak = _with_reading(statement.peak, reading.workspace, reading.requested_peak - dispatched_peak)
     maxima = dict(statement.category_peaks)
     maxima["workspace"] += peak.workspace
     maxima["unexplained"] += max(peak.unexplained, 0)
     return replace(
         statement,
-        start=_with_reading(start, reading, reading.requested_start - start.total_bytes),
-        end=_with_reading(end, reading, reading.requested_end - end.total_bytes),
+        start=_with_reading(start, before, reading.requested_start - start.total_bytes),
+        end=_with_reading(end, after, reading.requested_end - end.total_bytes),
         peak=peak,
         category_peaks=maxima,
         requested_peak_bytes=reading.requested_peak,
@@ -205,9 +210,9 @@ def _begin_phase(runs: dict[str, _Run], phase: str, position: int) -> None:
             run.by_phase[phase] = _Instant(run.total, position, phase)
 
 
-def _with_reading(snapshot: MemorySnapshot, reading: DeviceReading, gap: int) -> MemorySnapshot:
+def _with_reading(snapshot: MemorySnapshot, known: int, gap: int) -> MemorySnapshot:
     """A snapshot with what the allocator counts beyond the dispatched bytes: known workspaces first, then the rest."""
-    workspace = min(reading.workspace, gap) if gap > 0 else 0
+    workspace = min(known, gap) if gap > 0 else 0
     modules = dict(snapshot.by_module)
     if gap:
         modules["(outside)"] = modules.get("(outside)", 0) + gap

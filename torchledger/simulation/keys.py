@@ -1,0 +1,73 @@
+"""What sets a simulated tensor apart: the dispatch keys of a backend that nobody has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from torchledger import internals
+from torchledger.errors import SimulationError
+
+META = torch.device("meta")
+GENUINE_META = 99
+"""The index that marks a device as the one that the program itself calls ``meta``; see `place_device`."""
+_PROBES = ("aten::empty.memory_format", "aten::add.Tensor", "aten::mm", "aten::_to_copy", "aten::copy_")
+_make_subclass = internals.make_subclass
+_include_key = internals.include_key
+_get_ident = threading.get_ident
+_meta_key = getattr(internals.DispatchKey, "Meta", None)
+
+
+class Backend:
+    """The backend whose keys are borrowed.
+
+    Raises:
+        SimulationError: every backend that could lend its keys has kernels in this process.
+    """
+
+    def __init__(self) -> None:
+        for name in ("HPU", "XPU"):
+            taken = [op for op in _PROBES if internals.has_kernel_for_key(op, name)]
+            if not taken:
+                break
+        else:
+            raise SimulationError(
+                "both backends whose dispatch keys a simulated device could borrow (HPU and XPU) have kernels in this "
+                "process. Simulate in a Python without the extension that brings them."
+            )
+        self.name = name
+        self.device = torch.device(name.lower())
+        self.key = getattr(internals.DispatchKey, name)
+        self.autocast_key = getattr(internals.DispatchKey, f"Autocast{name}")
+
+    def rekey(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A simulated tensor on the storage of a meta tensor."""
+        return _make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=self.device)
+
+
+_inside = 0
+
+
+def is_inside() -> bool:
+    """Whether this thread is inside the simulation's own code, where a simulated tensor is a meta tensor."""
+    return _inside == _get_ident()
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """A context in which simulated tensors are what they are below: meta tensors, run by meta kernels."""
+    global _inside
+    before, _inside = _inside, _get_ident()
+    try:
+        with _include_key(_meta_key):
+            yield
+    finally:
+        _inside = before
+
+
+def place_device(index: int) -> torch.device:
+    """How a simulated device is named where torch itself must read the name: meta tensors drop the index."""
+    return torch.device("meta", index)

@@ -1,0 +1,97 @@
+"""What programs ask of torch that is no op, and that a simulation does otherwise or refuses by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed
+import torch.nested
+import torch.nn.parallel
+
+from torchledger.errors import SimulationError
+from torchledger.simulation.patching import Patches
+
+if TYPE_CHECKING:
+    from torchledger.simulation.device import SimulatedDevice
+
+
+def install(device: SimulatedDevice, patches: Patches) -> None:
+    """Refuse what is not simulated, each with what to do instead."""
+
+    def compile_nothing(model: Any = None, **kwargs: Any) -> Any:
+        device.note("torch.compile: what it was given runs eagerly; fused kernels would hold fewer temporaries")
+        return (lambda function: function) if model is None else model
+
+    def compile_module(self: Any, *args: Any, **kwargs: Any) -> None:
+        compile_nothing(self)
+
+    patches.replace(torch, "compile", compile_nothing)
+    patches.replace(torch.nn.Module, "compile", compile_module)
+    patches.replace(torch.nn.parallel, "DistributedDataParallel", _refused_class("DistributedDataParallel", _ONE))
+    patches.replace(torch.nn.parallel.distributed, "DistributedDataParallel", torch.nn.parallel.DistributedDataParallel)
+    if torch.distributed.is_available():
+        original = torch.distributed.init_process_group
+
+        def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if backend is None or "nccl" in str(backend):
+                _refuse("torch.distributed with NCCL", _ONE)
+            return original(backend, *args, **kwargs)
+
+        patches.replace(torch.distributed, "init_process_group", init_process_group)
+    original_nested = torch.nested.nested_tensor
+
+    def nested_tensor(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device") or "").startswith("cuda") or any(getattr(t, "is_cuda", False) for t in tensors):
+            _refuse("a nested tensor", "its kernels read the lengths. Pad the batch in a dry run")
+        return original_nested(tensors, *args, **kwargs)
+
+    patches.replace(torch.nested, "nested_tensor", nested_tensor)
+    _install_data_parallel(patches)
+    _install_flex(patches)
+
+
+_ONE = "one device is simulated, and nothing that it would send to others. Run the script's single-process form"
+_FLEX = (
+    "FlexAttention compiles a kernel of its own, which runs on no simulated device. Take "
+    "torch.nn.functional.scaled_dot_product_attention in a dry run: it saves the same (q, k, v, output, logsumexp)"
+)
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise SimulationError(f"{what} is not simulated: {why}.")
+
+
+def _refused_class(name: str, why: str) -> Any:
+    def new(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(name, why)
+
+    return type(name, (torch.nn.Module,), {"__new__": new})
+
+
+def _install_data_parallel(patches: Patches) -> None:
+    """`DataParallel` over one device is that device's module."""
+
+    class DataParallel(torch.nn.Module):
+        def __init__(self, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+    patches.replace(torch.nn, "DataParallel", DataParallel)
+    patches.replace(torch.nn.parallel, "DataParallel", DataParallel)
+
+
+def _install_flex(patches: Patches) -> None:
+    import torch.nn.attention.flex_attention as flex
+
+    original = flex.flex_attention
+
+    def flex_attention(query: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(query, torch.Tensor) and query.is_cuda:
+            _refuse("flex_attention", _FLEX)
+        return original(query, *args, **kwargs)
+
+    patches.replace(flex, "flex_attention", flex_attention)

@@ -1,0 +1,32 @@
+"""Threads that the program starts inside a simulation: they see the simulated device too."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torchledger.simulation import active
+from torchledger.simulation.mode import SimulationMode
+from torchledger.simulation.patching import Patches
+
+if TYPE_CHECKING:
+    from torchledger.simulation.device import SimulatedDevice
+
+
+def install(device: SimulatedDevice, patches: Patches) -> None:
+    """Let each thread run with a mode of its own, since a dispatch mode is one thread's."""
+    original = threading.Thread.start
+
+    def start(self: threading.Thread) -> Any:
+        run = self.run
+
+        def run_inside() -> None:
+            if active.current() is not device:
+                return run()
+            with SimulationMode(device):
+                return run()
+
+        self.run = run_inside  # type: ignore[method-assign]
+        return original(self)
+
+    patches.replace(threading.Thread, "start", start)
