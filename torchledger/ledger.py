@@ -132,7 +132,8 @@ class Ledger:
     ) -> None:
         recorder = self._recorder
         try:
-            if recorder is not None and (recorder.has_run() or not self._step_called):
+            ended = isinstance(error, EnoughSteps)  # what the next step began with is no step
+            if recorder is not None and not ended and (recorder.has_run() or not self._step_called):
                 self._end_recorded_step(None)
                 if error is not None and not (isinstance(error, SystemExit) and not error.code):
                     self._notes.append(f"step {self._index} was cut short by {type(error).__name__}")

@@ -65,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return search_batch(_batch_range(arguments), arguments, target)
     from torchledger.simulation.device import Simulation  # brings torch, which no refusal above needs
 
-    simulation = Simulation(arguments.accelerator, arguments.alloc_conf, capacity, arguments.data_dependent, trace=True)
+    simulation = Simulation(arguments.accelerator, arguments.alloc_conf, capacity, arguments.data_dependent, True)
     around = _DryRun(simulation, arguments.steps)
     code = run_target(target, around)
     sys.stdout.flush()
@@ -109,7 +109,7 @@ class _DryRun:
 
         done = isinstance(error, EnoughSteps)
         try:
-            self.ledger.__exit__(None if done else kind, None if done else error, traceback)
+            self.ledger.__exit__(kind, error, traceback)
         finally:
             self._simulation.__exit__(kind, error, traceback)
         if isinstance(error, torch.OutOfMemoryError):

@@ -62,7 +62,12 @@ class SimulatedDevice:
     not_modelled = NOT_MODELLED
 
     def __init__(
-        self, accelerator: str, allocator_conf: str, capacity_bytes: int | str | None, data_dependent: str
+        self,
+        accelerator: str,
+        allocator_conf: str,
+        capacity_bytes: int | str | None,
+        data_dependent: str,
+        trace: bool = False,
     ) -> None:
         if data_dependent not in ("worst", "balanced"):
             raise UsageError(f"simulate(data_dependent={data_dependent!r}): give 'worst' or 'balanced'.")
@@ -70,7 +75,7 @@ class SimulatedDevice:
         self.accelerator, self.facts = simulated_accelerator(accelerator)
         capacity = self.facts.memory_bytes - CONTEXT_BYTES if capacity_bytes is None else capacity_bytes
         conf = allocator_conf or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
-        self.allocator = CachingAllocator(conf, capacity_bytes=capacity)
+        self.allocator = CachingAllocator(conf, capacity_bytes=capacity, trace=trace)
         assert self.allocator.capacity_bytes is not None
         self.capacity_bytes: int = self.allocator.capacity_bytes
         self.total_bytes = self.facts.memory_bytes if capacity_bytes is None else self.capacity_bytes
