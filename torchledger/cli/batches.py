@@ -136,6 +136,6 @@ def _reserved(path: Path) -> int | None:
     """The highest reserved peak in a report, None where it has none."""
     try:
         steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
-        return max(step["memory"]["cuda:0"]["reserved_peak_bytes"] for step in steps)
+        return max(int(step["memory"]["cuda:0"]["reserved_peak_bytes"]) for step in steps)
     except (OSError, ValueError, KeyError):
         return None

@@ -42,15 +42,11 @@ FLOAT32 = frozenset(
     "linalg_matrix_sqrth".split()
 )
 """Floating arguments are cast to float32."""
-FLOAT32_RESULT = frozenset(
-    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum".split()
-)
+FLOAT32_RESULT = frozenset("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum".split())
 """Where the op's optional dtype is not given, it is float32."""
 APPENDED_DTYPE = frozenset({"norm"})
 """They call the overload that has a dtype, with float32."""
-WIDEST = frozenset(
-    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
-)
+WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
 """Floating arguments are cast to the widest dtype among them."""
 BANNED = frozenset({"binary_cross_entropy"})
 
@@ -100,7 +96,9 @@ class Autocast:
             name = op.overloadpacket.__name__
             kernel = self._kernel(op, name)
             if kernel is None:
-                self.device.note(f"how autocast casts the arguments of {op} on CUDA is not known: they stay as they are")
+                self.device.note(
+                    f"how autocast casts the arguments of {op} on CUDA is not known: they stay as they are"
+                )
             else:
                 library.impl(op.name(), kernel, key)
 

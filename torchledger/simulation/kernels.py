@@ -59,9 +59,7 @@ class Kernels:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
-        return attention.attend(
-            self.device, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
+        return attention.attend(self.device, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def attention_math(self, *args: Any, **kwargs: Any) -> Any:
         return self._adding_in_place(aten._scaled_dot_product_attention_math.default, args, kwargs)

@@ -28,7 +28,15 @@ _Tensor = torch.Tensor
 _device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
 _parse_to = internals.parse_to
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-_FROM_VALUES = ("tensor", "as_tensor", "asarray", "scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "frombuffer")
+_FROM_VALUES = (
+    "tensor",
+    "as_tensor",
+    "asarray",
+    "scalar_tensor",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "frombuffer",
+)
 _FACTORIES = (
     "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like randn "
     "randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices normal "
@@ -305,7 +313,9 @@ def _named_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-_originals: dict[str, Any] = {name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)}
+_originals: dict[str, Any] = {
+    name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)
+}
 
 
 def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:

@@ -23,6 +23,7 @@ MEMORY_TERMS = (
     "workspace",
     "other",
 )
+_LOSSES = ("softmax", "nll_loss", "cross_entropy", "_loss")
 _AS_THEY_ARE = MEMORY_TERMS[MEMORY_TERMS.index("activations") :]
 
 
@@ -123,6 +124,11 @@ def phase_peaks(step: StepReport, device: str | None = None) -> tuple[PhasePeak,
     return tuple(found)
 
 
+def _op_of(snapshot: MemorySnapshot, category: str) -> str:
+    """The op that made the largest row of a category."""
+    return next((row.op for row in snapshot.largest if row.category == category), "")
+
+
 def _weight(category: str, snapshot: MemorySnapshot, phase: str) -> tuple[bool, int]:
     """What can be lowered within a phase comes before the states that are there in each."""
     states = category in ("parameters", "optimizer_state", "gradients", "buffers")
@@ -132,11 +138,15 @@ def _weight(category: str, snapshot: MemorySnapshot, phase: str) -> tuple[bool, 
 
 def _advice(phase: str, category: str, snapshot: MemorySnapshot) -> str:
     if category == "activations":
+        if phase == "recompute":
+            return "checkpoint smaller segments: all that one of them saves is there at once"
         return "checkpoint activations, use a smaller batch, or keep them in 16 bits (autocast)"
     if category == "temporaries":
         if phase == "optimizer":
             return "a fused optimizer (fused=True), or foreach=False: the foreach lists are transient"
-        return "compute the loss in chunks: logits and their gradients are there more than once"
+        if any(word in _op_of(snapshot, category) for word in _LOSSES):
+            return "compute the loss in chunks: logits and their gradients are there more than once"
+        return "a smaller batch, or kernels that hold less inside: nothing needs these once the op is over"
     if category == "gradients":
         return "zero_grad(set_to_none=True) before the forward, or fewer accumulated gradients in fp32"
     if category == "autocast_copies":
