@@ -102,6 +102,10 @@ class BudgetExceeded(TorchledgerError, AssertionError):
         self.device: str | None = getattr(first, "device", None)
         self.step_index: int | None = getattr(first, "step_index", None)
 
+    def __str__(self) -> str:
+        # On a line of its own: the last line of a long message is a command to be copied.
+        return f"{self.message}\n[{self.slug}]" if "\n" in self.message else super().__str__()
+
     def __reduce__(self) -> tuple[type[BudgetExceeded], tuple[str, tuple[Any, ...]]]:
         return type(self), (self.message, self.broken)
 

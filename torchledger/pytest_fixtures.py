@@ -31,23 +31,24 @@ from torchledger.gate.baselines import (
 )
 from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget, parse_limits, parse_share
 from torchledger.gate.config import TABLE, Settings, is_ci
-from torchledger.gate.marks import NAME, Mark, merge_marks, read_mark
+from torchledger.gate.marks import Mark, merge_marks, read_mark
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
+from torchledger.gate.quantities import measure_quantities
 from torchledger.ledger import Ledger
-from torchledger.pytest_items import param_id, test_name
+from torchledger.pytest_items import nearest_marks, param_id, test_name
 from torchledger.render.verdicts import accept_budget, broken_only, render_broken
 from torchledger.report import Report
 
 
 class LedgerMaker:
-    """What the fixture ``ledger`` is: call it as `torchledger.Ledger`, and the test's budget holds for what it makes."""
+    """What the fixture ``ledger`` is: call it as `torchledger.Ledger`; the test's budget holds for what it makes."""
 
     def __init__(self) -> None:
         self.ledgers: list[Ledger] = []
 
-    @functools.wraps(Ledger.__init__, assigned=("__doc__",))
     def __call__(self, *args: Any, **kwargs: Any) -> Ledger:
+        """A new ledger; the arguments are those of `torchledger.Ledger`."""
         made = Ledger(*args, **kwargs)
         self.ledgers.append(made)
         return made
@@ -67,8 +68,8 @@ class BaselineChecker:
         Args:
             report: what was measured.
             name: tells the checks of one test apart, where there are several; else they are numbered.
-            tolerance: a percentage by which numbers may differ; left out, that of the marker or of the settings, else none
-                on CPU and simulated devices and 1 % or 1 MiB on accelerators.
+            tolerance: a percentage by which numbers may differ; left out, that of the marker or of the settings, else
+                none on CPU and simulated devices and 1 % or 1 MiB on accelerators.
 
         Raises:
             BaselineMismatch: a number is higher or lower than the committed one, or in CI there is none.
@@ -87,7 +88,12 @@ class BaselineChecker:
         groups = self._files[path].entries.get(entry)
         verdicts = judge_sample(groups, sample, share)
         broken = find_broken(verdicts, update=self._settings.update, ci=is_ci(os.environ))
-        check = Check(Path(os.path.relpath(path, self._item.config.rootpath)).as_posix(), entry, worst_outcome(verdicts), sample.group)
+        check = Check(
+            Path(os.path.relpath(path, self._item.config.rootpath)).as_posix(),
+            entry,
+            worst_outcome(verdicts),
+            sample.group,
+        )
         self.checks.append(check)
         self.reports.append(report)
         if broken:
@@ -103,7 +109,7 @@ class BaselineChecker:
     def _share(self, tolerance: str | None) -> Fraction | None:
         if tolerance is not None:
             return parse_share(tolerance, "ledger_baseline.check")
-        marks = (read_mark(mark.args, mark.kwargs) for mark in self._item.iter_markers(NAME))
+        marks = (read_mark(mark.args, mark.kwargs) for mark in nearest_marks(self._item))
         near = next((mark.tolerance for mark in marks if mark.tolerance is not None), None)
         if near is None and self._settings.tolerance is not None:
             return parse_share(self._settings.tolerance, "tolerance")
@@ -138,7 +144,7 @@ class Watch:
     ) -> None:
         self._find_fixtures = find_fixtures
         self.raised: BudgetExceeded | None = None
-        marks = [read_mark(mark.args, mark.kwargs) for mark in item.iter_markers(NAME)]
+        marks = [read_mark(mark.args, mark.kwargs) for mark in nearest_marks(item)]
         share = None if settings.tolerance is None else parse_share(settings.tolerance, "tolerance")
         suite = Mark(parse_limits(settings.limits, TABLE), share)
         self.budget = merge_marks([*marks, suite], param_id(item))
@@ -166,17 +172,17 @@ class Watch:
         if maker is not None and not maker.ledgers:
             raise UsageError(
                 "the test has a budget and asks for the fixture `ledger`, but made no ledger with it, so nothing was "
-                "measured: write `with ledger(model, optimizer) as books:`, or leave the fixture out to measure the call."
+                "measured: write `with ledger(model, optimizer) as books:`, or leave the fixture out, which measures "
+                "the whole call."
             )
         reports = self.reports()
         for number, report in enumerate(reports, start=1):
             broken = tuple(broken_only(judge_budget(report, self.budget)))
             if broken:
-                error = BudgetExceeded(render_broken(report, broken, accept=accept_budget(broken)), broken)
-                if len(reports) > 1:
-                    error.add_note(f"measured by ledger {number} of the {len(reports)} that the test made")
-                self.raised = error
-                raise error
+                which = f"Measured by ledger {number} of the {len(reports)} of this test. " if len(reports) > 1 else ""
+                text = render_broken(report, broken, accept=which + accept_budget(broken))
+                self.raised = BudgetExceeded(text, broken)
+                raise self.raised
         self._warn(reports, self.budget)
 
     def reports(self) -> list[Report]:
@@ -204,25 +210,25 @@ class Watch:
         doubts = {doubt: None for report in reports for doubt in find_doubts(report, budget.limits)}
         for doubt in doubts:
             warnings.warn(f"torchledger: a budget holds, but {doubt}", stacklevel=1)
-        steps = [step for report in reports for step in report.steps]
-        if not any(step.memory or step.flops.total or step.flops.uncounted for step in steps):
+        if not any(found.value for report in reports for found in measure_quantities(report).values()):
             warnings.warn("torchledger: a budget holds, but the test ran no op of torch on its thread", stacklevel=1)
 
 
 @contextlib.contextmanager
-def watched_method(item: pytest.Item, watch: Watch, instance: object) -> Generator[None, None, None]:
+def watched_method(item: pytest.Item, watch: Watch) -> Generator[None, None, None]:
     """Measures the method of a unittest class alone: its ``setUp`` and ``tearDown`` run inside the same call."""
-    function: Callable[..., Any] = item.obj  # type: ignore[attr-defined]
+    assert isinstance(item, pytest.Function)
+    function: Callable[..., Any] = item.obj
     wrapped = _wrap(function, watch)
-    item.obj = wrapped  # type: ignore[attr-defined]
+    item.obj = wrapped
     if inspect.iscoroutinefunction(function):
-        setattr(instance, item.name, wrapped)  # unittest looks this one up by itself
+        setattr(item.instance, item.name, wrapped)  # unittest looks this one up by itself
     try:
         yield
     finally:
-        item.obj = function  # type: ignore[attr-defined]
+        item.obj = function
         if inspect.iscoroutinefunction(function):
-            delattr(instance, item.name)
+            delattr(item.instance, item.name)
 
 
 def _wrap(function: Callable[..., Any], watch: Watch) -> Callable[..., Any]:

@@ -14,9 +14,21 @@ from torchledger.gate.properties import PREFIX, Property
 
 def describe_item(item: pytest.Item) -> MarkedTest:
     """A test with its markers, the nearest first."""
-    marks = tuple((mark.args, mark.kwargs, node is item) for node, mark in item.iter_markers_with_node(NAME))
+    of_parameters = _parameter_marks(item)
+    own = [mark for mark in item.own_markers if mark.name == NAME and mark not in of_parameters]
+    marks = tuple((mark.args, mark.kwargs, mark in own) for mark in nearest_marks(item))
     parent = item.parent.nodeid if item.parent is not None else ""
     return MarkedTest(item.nodeid, f"{parent}::{getattr(item, 'originalname', item.name)}", param_id(item), marks)
+
+
+def nearest_marks(item: pytest.Item) -> list[pytest.Mark]:
+    """The markers of a test, the nearest first: those of its parameters are nearer than the function's."""
+    of_parameters = _parameter_marks(item)
+    return [*of_parameters, *(mark for mark in item.iter_markers(NAME) if mark not in of_parameters)]
+
+
+def _parameter_marks(item: pytest.Item) -> list[pytest.Mark]:
+    return [mark for mark in getattr(getattr(item, "callspec", None), "marks", ()) if mark.name == NAME]
 
 
 def param_id(item: pytest.Item) -> str | None:
@@ -27,7 +39,7 @@ def param_id(item: pytest.Item) -> str | None:
 
 def test_name(item: pytest.Item) -> str:
     """A test's name inside its file: ``TestTrain::test_step[fp32]``."""
-    file = item.getparent(pytest.File)
+    file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
     return item.nodeid[len(file.nodeid) :].removeprefix("::") if file is not None else item.name
 
 

@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Reads the settings, and makes the marker known."""
     config.addinivalue_line(
         "markers",
-        f"{_MARKER}(peak='2 GiB', activations=..., flops='3 TFLOP', tolerance='2%'): the most that a training step of the "
-        "test may cost, in bytes by category and in FLOPs by phase (torchledger)",
+        f"{_MARKER}(peak='2 GiB', activations=..., flops='3 TFLOP', tolerance='2%'): the most that a training step "
+        "of the test may cost, in bytes by category and in FLOPs by phase (torchledger)",
     )
     file = config.inipath if config.inipath is not None and config.inipath.name == FILE else config.rootpath / FILE
     flags = {option.key: config.getoption(f"ledger_{option.key}", None) for option in OPTIONS}
@@ -171,14 +171,16 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows a broken budget as its text, at the test's own place; what the test is worth stays as pytest found it."""
     report = yield
-    watch = item.stash.get(_WATCH, None) if call.when == "call" else None
-    if watch is None or call.excinfo is None:
+    watch = item.stash.get(_WATCH, None)
+    if watch is None or call.excinfo is None or not isinstance(call.excinfo.value, BudgetExceeded):
         return report
     if call.excinfo.value is watch.raised:
-        shown = call.excinfo.getrepr(style="value")
-        if shown.reprcrash is not None:
-            shown.reprcrash.path, shown.reprcrash.lineno = str(item.path), (item.location[1] or 0) + 1
-        report.longrepr = shown
-    if isinstance(call.excinfo.value, BudgetExceeded) and item.config.get_verbosity() > 0:
+        report.longrepr = call.excinfo.getrepr(style="value")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.removeprefix(f"{BudgetExceeded.__module__}.")  # one line has room for little
+        if call.excinfo.value is watch.raised:
+            crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
+    if item.config.get_verbosity() > 0:
         report.sections += [("torchledger", str(found)) for found in watch.results()[0]]
     return report

@@ -28,7 +28,7 @@ SPOOL = "torchledger_spool"
 
 
 class Run:
-    """One run of pytest, registered as a plugin of its own: it has a state, and hooks that are not told whose they are."""
+    """One run of pytest, registered as a plugin of its own: some of its hooks are not told which run they are of."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config

@@ -1,7 +1,7 @@
 """Baselines: the numbers of an earlier run, in a file that is committed, and verdicts against them.
 
-The file has an entry for each test, in it a group for the numbers that the program alone decides, and one for each kind of
-device and minor version of torch for the others. What a file holds beyond that is kept as it is.
+The file has an entry for each test, in it a group for the numbers that the program alone decides, and one for each kind
+of device and minor version of torch for the others. What a file holds beyond that is kept as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ ROWS = "rows"
 """The key under which a group keeps the largest rows at its peak; they are shown, and held against nothing."""
 
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})( |$)", re.MULTILINE)
-_MEND = "Mend it, or bring back the committed one with `git checkout -- FILE`; to begin anew, delete it."
 
 # Adam keeps its step counts on the CPU and a loader may leave the batch there, so these depend on the device after all.
 _OF_DEVICE = ("optimizer_state", "inputs")
@@ -47,7 +46,7 @@ class Sample:
     group: str
     device: str
     exact: bool
-    peak: MemorySnapshot = MemorySnapshot()
+    peak: MemorySnapshot
 
     def group_of(self, key: str) -> str:
         """The group that a key's value belongs to."""
@@ -112,7 +111,7 @@ def _is_simulated(run: RunStatement, device: str) -> bool:
 
 
 def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fraction | None) -> tuple[Verdict, ...]:
-    """A verdict for each value: ``PASS``, ``REGRESSION``, ``WIN``, or ``NEW`` and ``NO-MATCH`` where there is no number.
+    """A verdict for each value: ``PASS``, ``REGRESSION``, ``WIN``; ``NEW`` or ``NO-MATCH`` where there is no number.
 
     Args:
         entry: the groups of the test; None if the file has none.
@@ -120,7 +119,8 @@ def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fractio
         share: by how much of the number each may differ; exact on CPU and simulated devices if None, and on
             accelerators, for what their allocator or kernels decide, 1 % or 1 MiB.
 
-    >>> [v.outcome for v in judge_sample(None, Sample({"peak": Measured(8, 0, "cpu")}, "cpu, torch 2.13", "cpu", True), None)]
+    >>> sample = Sample({"peak": Measured(8, 0, "cpu")}, "cpu, torch 2.13", "cpu", True, MemorySnapshot())
+    >>> [verdict.outcome for verdict in judge_sample(None, sample, None)]
     ['NEW']
     """
     groups = entry or {}
@@ -174,7 +174,9 @@ def _tolerance(quantity: Quantity, sample: Sample, share: Fraction | None) -> To
     return usual if share is None else replace(usual, relative=share)
 
 
-def updated_entry(entry: Mapping[str, Any] | None, moved: Mapping[str, tuple[str, int]], rows: Mapping[str, int]) -> Entry:
+def updated_entry(
+    entry: Mapping[str, Any] | None, moved: Mapping[str, tuple[str, int]], rows: Mapping[str, int]
+) -> Entry:
     """The entry with what moved, and nothing else changed.
 
     Args:
@@ -275,8 +277,10 @@ def render_baselines(file: BaselineFile) -> str:
 
 
 def _broken(path: Path, problem: str) -> BaselineFileError:
+    name = shown_path(path)
     return BaselineFileError(
-        f"{shown_path(path)} is no baseline file: {problem}. It was left as it is. {_MEND.replace('FILE', shown_path(path))}"
+        f"{name} is no baseline file: {problem}. It was left as it is. Mend it, or bring back the committed one with "
+        f"`git checkout -- {name}`; to begin anew, delete it."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +19,7 @@ _TOLERANCE_FORMS = "'2%', '0.5 %' or 0"
 class Verdict:
     """What became of one number: ``measured`` against ``budget``, where ``allowed`` has the tolerance as well.
 
-    A budget's ``outcome`` is ``PASS`` or ``OVER``. That of a baseline, which is the number of an earlier run, is ``PASS``,
+    A budget's ``outcome`` is ``PASS`` or ``OVER``. That of a baseline, the number of an earlier run, is ``PASS``,
     ``REGRESSION``, ``WIN``, ``NEW`` or ``NO-MATCH``; the last two have no ``budget``.
     """
 
@@ -84,10 +85,8 @@ def parse_share(tolerance: object, where: str) -> Fraction:
         return tolerance
     found = Tolerance(absolute=1)
     if isinstance(tolerance, str):
-        try:
+        with contextlib.suppress(QuantityError):
             found = parse_tolerance(find_quantity("peak"), tolerance)
-        except QuantityError:
-            pass
     elif not isinstance(tolerance, bool) and tolerance == 0:
         found = EXACT
     if found.absolute:
@@ -120,7 +119,8 @@ def parse_limits(limits: Mapping[str, object], where: str) -> dict[str, int | di
             continue
         if not value or not all(isinstance(name, str) for name in value):
             raise UsageError(
-                f"{where}({key}={_shown(value)}): give a dict by parameter id, such as {{'small': '1 GiB', 'large': '4 GiB'}}."
+                f"{where}({key}={_shown(value)}): give a dict by parameter id, such as "
+                "{'small': '1 GiB', 'large': '4 GiB'}."
             )
         parsed[key] = {
             name: _parse_limit(key, limit, f"{where}({key}={{{name!r}: {_shown(limit)}}})")
@@ -137,7 +137,7 @@ def _parse_limit(key: str, value: object, where: str) -> int:
 
 
 def judge_budget(run: RunStatement, budget: Budget) -> tuple[Verdict, ...]:
-    """A verdict for each limit: categories against their own highest bytes of all steps, ``peak`` against the highest total.
+    """A verdict for each limit: categories against their own highest bytes, ``peak`` against the highest total.
 
     Raises:
         UsageError: the run has no step, so that nothing was measured.
@@ -148,9 +148,11 @@ def judge_budget(run: RunStatement, budget: Budget) -> tuple[Verdict, ...]:
     torchledger.errors.UsageError: no step was recorded, so no budget can be held against it...
     """
     if not isinstance(budget, Budget):
-        raise UsageError(f"cannot hold a report against {_shown(budget)}: give a torchledger.Budget(peak='2 GiB', ...).")
+        raise UsageError(f"cannot hold a report against {_shown(budget)}: give a torchledger.Budget(peak='2 GiB').")
     measured = measure_quantities(check_measured(run))
-    return tuple(_judge(key, limit, measured, budget.tolerance, run.main_device) for key, limit in budget.limits.items())
+    return tuple(
+        _judge(key, limit, measured, budget.tolerance, run.main_device) for key, limit in budget.limits.items()
+    )
 
 
 def check_measured(run: RunStatement) -> RunStatement:
@@ -162,13 +164,13 @@ def check_measured(run: RunStatement) -> RunStatement:
     """
     if run.faults:
         raise FaultyReportError(
-            f"the ledger failed while it recorded ({run.faults[0]}), so its numbers may be too low and no budget can be "
-            f"held against them. Please report the fault."
+            f"the ledger failed while it recorded ({run.faults[0]}), so its numbers may be too low and no "
+            f"budget can be held against them. Please report the fault."
         )
     if not run.steps:
         raise UsageError(
-            "no step was recorded, so no budget can be held against it: run the step inside the ledger's block, and inside "
-            "its schedule's active steps."
+            "no step was recorded, so no budget can be held against it: run the step inside the ledger's block, and in "
+            "the active steps of its schedule."
         )
     return run
 
@@ -187,7 +189,7 @@ def find_doubts(run: RunStatement, keys: Mapping[str, int]) -> Iterator[str]:
         notes = (note for step in run.steps for memory in step.memory.values() for note in memory.notes)
         yield from dict.fromkeys(notes)
     if len(run.steps) < run.n_steps:
-        yield f"of {run.n_steps:,} steps {len(run.steps):,} were kept (the last ones, and the highest peak): raise keep="
+        yield f"of {run.n_steps:,} steps {len(run.steps):,} were kept (the last, and that of the peak): raise keep="
 
 
 def _judge(key: str, limit: int, measured: Mapping[str, Measured], share: Fraction, device: str) -> Verdict:

@@ -122,7 +122,8 @@ def resolve_settings(
         QuantityError: a budget cannot be read, with the forms that can.
 
     >>> here = Path("here")
-    >>> resolve_settings({"tolerance": None}, {"TORCHLEDGER_TOLERANCE": "1%"}, {"tolerance": "2%"}, (here, here)).tolerance
+    >>> variables = {"TORCHLEDGER_TOLERANCE": "1%"}
+    >>> resolve_settings({"tolerance": None}, variables, {"tolerance": "2%"}, (here, here)).tolerance
     '1%'
     """
     limits = _check_table(table)

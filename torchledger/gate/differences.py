@@ -1,20 +1,18 @@
 """What differs between two steps, entry by entry: bytes alive at the peak, and FLOPs by phase, op and module.
 
-Differences of rows add up to the difference of the totals, exactly: bytes that no kept row claims are rows of their own.
+Rows add up to the difference of the totals, exactly: bytes that no row of a report claims are a row of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+from torchledger.gate.pairing import Entry, pair_entries, sizes
 from torchledger.journal.checks import parent_of
 from torchledger.journal.statements import CATEGORIES, PHASES, FlopStatement, MemorySnapshot, StepReport
-from torchledger.units import format_bytes, format_count, format_flops
-
-_MANY_PAIRS = 4096
-"""From so many candidates on, rows of one place are paired in the order of their size."""
+from torchledger.units import format_apart, format_count, format_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,14 @@ class CountDifference:
         return self.head - self.base
 
 
+class Instant(NamedTuple):
+    """What ran at a peak."""
+
+    phase: str = ""
+    module: str = ""
+    op: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Differences:
     """What differs between two steps; each tuple has the largest change first and leaves out what is equal.
@@ -68,6 +74,8 @@ class Differences:
     head_bytes: int = 0
     base_flops: int = 0
     head_flops: int = 0
+    base_instant: Instant = Instant()
+    head_instant: Instant = Instant()
     entries: tuple[EntryDifference, ...] = ()
     categories: tuple[CountDifference, ...] = ()
     flop_phases: tuple[CountDifference, ...] = ()
@@ -98,6 +106,8 @@ def diff_statements(
         head_bytes=peaks[1].total_bytes,
         base_flops=before.total,
         head_flops=after.total,
+        base_instant=Instant(peaks[0].phase, peaks[0].module, peaks[0].op),
+        head_instant=Instant(peaks[1].phase, peaks[1].module, peaks[1].op),
         entries=diff_snapshots(*peaks),
         categories=diff_counts(peaks[0].by_category, peaks[1].by_category),
         flop_phases=diff_counts(*({phase: getattr(flops, phase) for phase in PHASES} for flops in (before, after))),
@@ -121,7 +131,8 @@ def diff_snapshots(base: MemorySnapshot, head: MemorySnapshot) -> tuple[EntryDif
     """What of two instants differs, largest change first; the changes add up to that of ``total_bytes``.
 
     Blocks are told apart by category, module, op, dtype and shape. Where in one place the dtype, the shape or the op
-    changed, that is one entry. Rows of modules that only changed their names are the same.
+    changed, that is one entry; so are as many elements of another dtype that a module inside or around it makes now.
+    Rows of modules that only changed their names are the same.
 
     >>> from torchledger.journal.statements import Allocation
     >>> def saved(nbytes, dtype):
@@ -131,132 +142,29 @@ def diff_snapshots(base: MemorySnapshot, head: MemorySnapshot) -> tuple[EntryDif
     ...     print(entry.module, entry.category, entry.change, entry.words)
     blocks.3.mlp activations 1024 8x64: now float32, was bfloat16
     """
-    before, after = _entries(base), _entries(head)
-    pairs = [(before.pop(key), after.pop(key)) for key in list(before) if key in after]
-    renamed = _only_in(base, head), _only_in(head, base)
-    for place in (_by_place, _by_tensor):
-        pairs += _pair(before, after, place)
-    _drop_renamed(before, after, *renamed)
-    found = [*_changed(pairs), *_unpaired(before, head, after, "gone"), *_unpaired(after, base, before, "new")]
-    rest = {name: [base.by_category[name], head.by_category[name]] for name in CATEGORIES}
-    for row in found:
-        rest[row.category][0] -= row.base_bytes
-        rest[row.category][1] -= row.head_bytes
-    equal = {name: 0 for name in CATEGORIES}
-    for one, other in pairs:
+    pairing = pair_entries(base, head)
+    rows = [
+        *_changed(pairing.pairs),
+        *_unpaired(pairing.gone, pairing.new, head, "gone"),
+        *_unpaired(pairing.new, pairing.gone, base, "new"),
+    ]
+    equal = dict.fromkeys(CATEGORIES, 0)
+    for one, other in pairing.pairs:
         if one.nbytes == other.nbytes:
             equal[one.category] += one.nbytes
-    for name, (less, more) in rest.items():
-        if less != more:
-            words = "bytes in no row of the reports"
-            n = equal[name]
-            found.append(EntryDifference(name, "", "", "", (), less - n, more - n, "rest", words))
-    order = sorted((row for row in found if row.change), key=lambda row: (-abs(row.change), row.module, row.op, row.shape))
-    return tuple(order)
+    for name in CATEGORIES:
+        of_it = [row for row in rows if row.category == name]
+        less = base.by_category[name] - equal[name] - sum(row.base_bytes for row in of_it)
+        more = head.by_category[name] - equal[name] - sum(row.head_bytes for row in of_it)
+        rows.append(EntryDifference(name, "", "", "", (), less, more, "rest", "bytes in no row of the reports"))
+    return tuple(sorted((row for row in rows if row.change), key=_largest_first))
 
 
-@dataclass(slots=True)
-class _Entry:
-    """All rows of one category, module, op, dtype and shape, added up."""
-
-    category: str
-    module: str
-    op: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int = 0
-    n_blocks: int = 0
-    phases: set[str] = field(default_factory=set)
-
-    def tensor(self) -> str:
-        blocks = f" x{self.n_blocks}" if self.n_blocks > 1 else ""
-        return f"{self.dtype} {_sizes(self.shape)}{blocks}"
+def _largest_first(row: EntryDifference) -> tuple[object, ...]:
+    return -abs(row.change), row.module, row.category, row.op, row.shape, row.dtype
 
 
-_Key = tuple[str, str, str, str, tuple[int, ...]]
-_Entries = dict[_Key, _Entry]
-
-
-def _entries(snapshot: MemorySnapshot) -> _Entries:
-    found: _Entries = {}
-    for row in snapshot.largest:
-        key = (row.category, row.module, row.op, row.dtype, row.shape)
-        entry = found.get(key)
-        if entry is None:
-            entry = found[key] = _Entry(*key)
-        entry.nbytes += row.nbytes
-        entry.n_blocks += row.n_blocks
-        entry.phases.add(row.phase)
-    return found
-
-
-def _by_place(entry: _Entry) -> Hashable:
-    return entry.category, entry.module, entry.op
-
-
-def _by_tensor(entry: _Entry) -> Hashable:
-    """Where the op changed: what it makes has the same shape still."""
-    return entry.category, entry.module, entry.shape
-
-
-def _pair(before: _Entries, after: _Entries, place: Callable[[_Entry], Hashable]) -> list[tuple[_Entry, _Entry]]:
-    """Takes the entries out of both that stand in one place and are likely the same one, changed."""
-    places: dict[Hashable, tuple[list[_Key], list[_Key]]] = {}
-    for side, entries in enumerate((before, after)):
-        for key, entry in entries.items():
-            places.setdefault(place(entry), ([], []))[side].append(key)
-    pairs = []
-    for keys in places.values():
-        for one, other in _likeliest(*keys, before, after):
-            pairs.append((before.pop(one), after.pop(other)))
-    return pairs
-
-
-def _likeliest(ones: list[_Key], others: list[_Key], before: _Entries, after: _Entries) -> Iterator[tuple[_Key, _Key]]:
-    """Pairs of the two lists, those first that have most in common."""
-    if len(ones) * len(others) > _MANY_PAIRS:
-        yield from zip(ones, others, strict=False)
-        return
-    candidates = [
-        (_unlikeness(before[one], after[other]), i, j)
-        for i, one in enumerate(ones)
-        for j, other in enumerate(others)
-        if before[one].dtype == after[other].dtype or len(before[one].shape) == len(after[other].shape)
-    ]
-    paired: tuple[set[int], set[int]] = (set(), set())
-    for _, i, j in sorted(candidates):
-        if i not in paired[0] and j not in paired[1]:
-            paired[0].add(i)
-            paired[1].add(j)
-            yield ones[i], others[j]
-
-
-def _unlikeness(one: _Entry, other: _Entry) -> tuple[int, ...]:
-    n_sizes = abs(len(one.shape) - len(other.shape))
-    sizes = sum(a != b for a, b in zip(one.shape, other.shape, strict=False))
-    return n_sizes, sizes, int(one.dtype != other.dtype), abs(one.n_blocks - other.n_blocks), abs(one.nbytes - other.nbytes)
-
-
-def _only_in(one: MemorySnapshot, other: MemorySnapshot) -> set[str]:
-    """Modules that the other instant does not know at all."""
-    known = {row.module for row in other.largest} | other.by_module.keys()
-    return {row.module for row in one.largest} - known
-
-
-def _drop_renamed(before: _Entries, after: _Entries, left: set[str], came: set[str]) -> None:
-    """Takes out what is the same but for the name of its module, where the old name is gone and the new one is new."""
-    waiting: dict[Hashable, list[_Key]] = {}
-    for key, entry in before.items():
-        if entry.module in left:
-            waiting.setdefault((key[0], *key[2:], entry.nbytes, entry.n_blocks), []).append(key)
-    for key in [key for key, entry in after.items() if entry.module in came]:
-        entry = after[key]
-        same = waiting.get((key[0], *key[2:], entry.nbytes, entry.n_blocks))
-        if same:
-            del before[same.pop(0)], after[key]
-
-
-def _changed(pairs: Iterable[tuple[_Entry, _Entry]]) -> Iterator[EntryDifference]:
+def _changed(pairs: Iterable[tuple[Entry, Entry]]) -> Iterator[EntryDifference]:
     for one, other in pairs:
         if one.nbytes != other.nbytes:
             yield EntryDifference(
@@ -268,43 +176,43 @@ def _changed(pairs: Iterable[tuple[_Entry, _Entry]]) -> Iterator[EntryDifference
             )
 
 
-def _words(one: _Entry, other: _Entry) -> str:
-    """What changed between two entries of one place."""
-    now, was = [], []
-    if one.shape != other.shape:
-        now.append(_sizes(other.shape))
-        was.append(_sizes(one.shape))
-    if one.dtype != other.dtype:
-        now.append(other.dtype)
-        was.append(one.dtype)
+def _words(one: Entry, other: Entry) -> str:
+    """What changed between two entries that are one, with what did not for context: ``8x64: now float32, was int8``."""
+    same, now, was = [], [], []
+    for before, after in ((one.dtype, other.dtype), (sizes(one.shape), sizes(other.shape))):
+        if before == after:
+            same.append(after)
+        else:
+            now.append(after)
+            was.append(before)
     if one.n_blocks != other.n_blocks:
-        now.append(f"{format_count(other.n_blocks)} blocks")
+        now.append(f"{format_count(other.n_blocks)} block{'s' if other.n_blocks > 1 else ''}")
         was.append(format_count(one.n_blocks))
     elif not now:
-        now.append(f"{format_bytes(other.nbytes // other.n_blocks)} a block")
-        was.append(format_bytes(one.nbytes // one.n_blocks))
-    if one.op != other.op:
-        now.append(f"by {other.op}")
-        was.append(f"by {one.op}")
+        less, more = format_apart(one.nbytes, other.nbytes)
+        now.append(more)
+        was.append(less)
     if one.phases != other.phases:
         now.append(f"in {' and '.join(sorted(other.phases))}")
         was.append(f"in {' and '.join(sorted(one.phases))}")
-    same = [] if one.dtype != other.dtype else [other.dtype]
-    same += [] if one.shape != other.shape else [_sizes(other.shape)]
+    if one.op != other.op:
+        was.append(f"by {one.op}")
+    if one.module != other.module:
+        was.append(f"made in {one.module}")
     context = f"{' '.join(same)}: " if same else ""
-    return f"{context}now {', '.join(now)}, was {', '.join(was)}"
+    return f"{context}now {' '.join(now)}, was {' '.join(was)}"
 
 
 def _unpaired(
-    entries: _Entries, there: MemorySnapshot, unpaired_there: _Entries, kind: Literal["new", "gone"]
+    entries: list[Entry], unpaired_there: list[Entry], there: MemorySnapshot, kind: Literal["new", "gone"]
 ) -> Iterator[EntryDifference]:
     """Entries that the other instant lacks, but for those that may be among the bytes of which it lists no row."""
     listed = dict.fromkeys(CATEGORIES, 0)
     for row in there.largest:
         listed[row.category] += row.nbytes
     smallest = min((row.nbytes for row in there.largest), default=0)
-    twins = {(e.module, e.op, e.dtype, e.shape): e.category for e in unpaired_there.values()}
-    for entry in entries.values():
+    twins = {(e.module, e.op, e.dtype, e.shape): e.category for e in unpaired_there}
+    for entry in entries:
         unlisted = there.by_category[entry.category] - listed[entry.category]
         if entry.nbytes <= min(unlisted, smallest or unlisted):
             continue
@@ -315,12 +223,8 @@ def _unpaired(
             base_bytes=0 if kind == "new" else entry.nbytes,
             head_bytes=entry.nbytes if kind == "new" else 0,
             kind=kind,
-            words=f"{entry.tensor()}: {kind}{elsewhere}",
+            words=f"{entry.tensor}: {kind}{elsewhere}",
         )
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) if shape else "scalar"
 
 
 def _peak(step: StepReport, device: str | None) -> MemorySnapshot:

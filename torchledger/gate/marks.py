@@ -89,8 +89,6 @@ def _of_parameter(key: str, limits: Mapping[str, int], param_id: str | None) -> 
     return limits[param_id]
 
 
-
-
 class MarkedTest(NamedTuple):
     """A test with its markers, the nearest first, each as ``(args, kwargs, whether it is the test's own)``.
 
@@ -128,7 +126,7 @@ def find_mark_errors(tests: Sequence[MarkedTest], *, whole: bool) -> list[str]:
                 mark = known[id(kwargs)]
                 if isinstance(mark, TorchledgerError):
                     raise mark
-                if is_own and whole:
+                if is_own and whole and test.param_id is not None:
                     for complaint in find_unknown_ids(mark, ids[test.family]):
                         raise UsageError(complaint)
                 marks.append(mark)

@@ -1,4 +1,4 @@
-"""What a test measured as properties of its item, one scalar each: they travel between processes and into JUnit files."""
+"""What a test measured as properties of its item, one scalar each: so it travels between processes, and into JUnit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torchledger.journal.statements import RunStatement
 
 PREFIX = "torchledger."
 _ALWAYS = ("peak", "flops")
-_BASELINE = re.compile(r"torchledger\.baseline\.(?:([0-9]+)\.)?(file|entry|verdict|group|new\.[a-z_]+|row\..*)", re.DOTALL)
+_BASELINE = re.compile(
+    r"torchledger\.baseline\.(?:([0-9]+)\.)?(file|entry|verdict|group|new\.[a-z_]+|row\..*)", re.DOTALL
+)
 
 Property = tuple[str, object]
 
@@ -20,8 +22,8 @@ Property = tuple[str, object]
 class Check:
     """What one check against a baseline found.
 
-    ``entry`` is its name in the ``file``, ``group`` that of the numbers that depend on the device. What is to be written
-    are the ``new`` numbers by key, and the largest ``rows`` at the peak.
+    ``entry`` is its name in the ``file``, ``group`` that of the numbers that depend on the device. What is to be
+    written are the ``new`` numbers by key, and the largest ``rows`` at the peak.
     """
 
     file: str = ""

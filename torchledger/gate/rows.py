@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torchledger.journal.statements import CATEGORIES, PHASES, Allocation, MemorySnapshot
 
@@ -34,7 +35,7 @@ def decode_rows(rows: Mapping[str, int]) -> MemorySnapshot:
     >>> decode_rows({"inputs | fc | aten.randn | outside | float32 | 2x3 | 1": 24, "edited": 5}).by_category["inputs"]
     24
     """
-    categories = dict.fromkeys(CATEGORIES, 0)
+    categories: dict[str, Any] = dict.fromkeys(CATEGORIES, 0)
     modules: dict[str, int] = {}
     largest = []
     for name, nbytes in rows.items():

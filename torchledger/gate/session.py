@@ -1,4 +1,4 @@
-"""What a whole run of tests found, and what becomes of its baseline files: written, kept, reported as unused, pruned."""
+"""What a whole run of tests found, and what becomes of its baseline files: written, kept, named as unused, pruned."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Scope:
     """Which tests a run was about.
 
     ``collected`` has the names of the tests of each module that has a baseline file, by the file and the test's id, and
-    ``passed`` the ids of all that passed. ``orphans`` are baseline files whose module is gone. ``partial`` says why the run left tests out, and ``failed`` why it
-    did not pass.
+    ``passed`` the ids of all that passed. ``orphans`` are baseline files whose module is gone. ``partial`` says why the
+    run left tests out, and ``failed`` why it did not pass.
     """
 
     collected: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -102,7 +102,8 @@ class SessionBook:
             words = f" (it had {there}, not {check.group!r})" if check.verdict == "NO-MATCH" else ""
             entries[check.entry] = updated_entry(groups, moved, check.rows)
             written.append(f"{check.verdict} {test_id}: written to {name}{words}")
-        removed, unused = [], []
+        removed: list[str] = []
+        unused: list[str] = []
         if not scope.partial:
             for entry in self._unused(name, old, scope):
                 usable = prune and not self._is_of_elsewhere(old.entries[entry])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, cast
 
 from tabulate import tabulate
@@ -31,15 +31,15 @@ def render_broken(
     peak 3 B > budget 2 B (+1 B, +50.0 %) on cpu
     """
     verdicts = tuple(broken)
-    lines = [verdict_line(run, verdict) for verdict in verdicts if verdict.budget is not None]
-    parts = ["\n".join([*lines, *_missing_lines(run, verdicts)])]
-    step = _step_of(run, verdicts, "bytes")
+    held = [verdict for verdict in verdicts if verdict.budget is not None]
+    parts = ["\n".join([*(verdict_line(run, verdict) for verdict in held), *_missing_lines(run, verdicts)])]
+    step = _step_of(run, held, "bytes")
     if step is not None and run.main_device in step.memory:
         peak = step.memory[run.main_device].peak
         parts.append(_peak_text(step, peak))
         if base is not None and base.largest:
             parts.append(_growth_text(base, peak if head is None else head))
-    step = _step_of(run, verdicts, "flops")
+    step = _step_of(run, held, "flops")
     if step is not None:
         parts.append(_flops_text(step))
     parts.append(accept)
@@ -61,7 +61,8 @@ def verdict_line(run: RunStatement, verdict: Verdict) -> str:
     share = format_share(verdict.measured - verdict.budget, verdict.budget)
     changes = [gap, f"+{share}" if share[:1].isdigit() and verdict.measured > verdict.budget else share]
     slack = "" if verdict.allowed == verdict.budget or verdict.outcome == "PASS" else _slack(verdict)
-    return f"{word}{verdict.key} {measured} {sign} {against} {budget} ({', '.join(filter(None, changes))}) on {where}{slack}"
+    more = ", ".join(filter(None, changes))
+    return f"{word}{verdict.key} {measured} {sign} {against} {budget} ({more}) on {where}{slack}"
 
 
 def _missing_lines(run: RunStatement, verdicts: Iterable[Verdict]) -> Iterator[str]:
@@ -162,7 +163,7 @@ def _flops_text(step: StepReport) -> str:
     return f"FLOPs of step {step.index} ({phases}):\n{_aligned(cells)}"
 
 
-def _aligned(cells: list[tuple[str, ...]]) -> str:
+def _aligned(cells: Sequence[tuple[str, ...]]) -> str:
     if not cells:
         return ""
     align = ["right", *["left"] * (len(cells[0]) - 1)]
