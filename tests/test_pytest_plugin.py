@@ -276,8 +276,8 @@ class TestClass:
 
 def test_a_suite_wide_budget_holds_for_every_test(suite: pytest.Pytester) -> None:
     suite.makepyprojecttoml('[tool.torchledger]\npeak = "1 KiB"\n')
-    result = run(suite, "def test_a(): ones(1)\ndef test_b(): ones(2)\n")
-    result.assert_outcomes(passed=1, failed=1)
+    result = run(suite, "def test_a(): ones(1)\ndef test_b(): ones(2)\ndef test_c(): pass\ndef test_d(ledger): pass\n")
+    result.assert_outcomes(passed=3, failed=1, warnings=0)
 
 
 def test_limits_by_parameter_id(suite: pytest.Pytester) -> None:
@@ -327,7 +327,10 @@ def test_b(strict):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ('peak="24 MBananas"', "peak='24 MBananas'*cannot read '24 MBananas' as a size: write '2GiB', '1.5 GiB', '2GB'*"),
+        (
+            'peak="24 MBananas"',
+            "peak='24 MBananas'*cannot read '24 MBananas' as a size: write '2GiB', '1.5 GiB', '2GB'*",
+        ),
         ('peak="10%"', "cannot read '10%' as a size: write '2GiB'*"),
         ("peak=-1", "cannot read -1 as a size*"),
         ('peak="2G"', "cannot read '2G' as a size*"),
@@ -487,7 +490,9 @@ def test_loop(ledger):
 """
     result = run(suite, code)
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines([">       books.report.check(tl.Budget(peak=*# this line", "E *peak 2.00 KiB > budget*"])
+    result.stdout.fnmatch_lines(
+        [">       books.report.check(tl.Budget(peak=*# this line", "E *peak 2.00 KiB > budget*"]
+    )
     result.stdout.fnmatch_lines(["> *books.assert_budget(peak=*", "E *peak 4.00 KiB > budget 3.00 KiB*"])
     assert "report.py" not in result.stdout.str()
 

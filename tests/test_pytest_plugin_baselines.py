@@ -72,7 +72,9 @@ def numbers(groups: dict[str, Any]) -> dict[str, int]:
 def test_the_first_run_writes_and_the_second_holds(suite: pytest.Pytester) -> None:
     result = run(suite, ONE)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*= torchledger =*", "baselines: 1 NEW", "NEW test_it.py::test_train: written to __led*"])
+    result.stdout.fnmatch_lines(
+        ["*= torchledger =*", "baselines: 1 NEW", "NEW test_it.py::test_train: written to __led*"]
+    )
     found = numbers(entries(suite)["test_train"])
     # weight and its gradient 256·8 each, input 4·256, by hand; the FLOPs are 2·4·256·8 forward and once more backward
     assert {key: found[key] for key in ("parameters", "gradients", "inputs", "flops", "recompute_flops")} == {
@@ -162,7 +164,9 @@ def test_another_torch_or_device_is_no_match(suite: pytest.Pytester, monkeypatch
     monkeypatch.setenv("CI", "")
     result = run(suite)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["baselines: 1 NO-MATCH", "NO-MATCH *: written to * (it had 'cpu, torch 2.9', not 'cpu, torch *')"])
+    result.stdout.fnmatch_lines(
+        ["baselines: 1 NO-MATCH", "NO-MATCH *: written to * (it had 'cpu, torch 2.9', not 'cpu, torch *')"]
+    )
     found = entries(suite)["test_train"]
     assert len(found) == 3
     assert "cpu, torch 2.9" in found
@@ -205,7 +209,11 @@ def test_train(ledger, ledger_baseline):
     result = run(suite)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*REGRESSION: activations *", "*What changed at the peak since the baseline:", "*(model) activations +* KiB: *float64*"]
+        [
+            "*REGRESSION: activations *",
+            "*What changed at the peak since the baseline:",
+            "*(model) activations +* KiB: *float64*",
+        ]
     )
 
 
@@ -286,12 +294,17 @@ def test_train(ledger, ledger_baseline, name):
     run(suite, code)
     before = baseline(suite).read_text("utf-8").splitlines()
     monkeypatch.setenv("SIZE", "1")
-    run(suite, None, "--ledger-update").stdout.fnmatch_lines(["baselines: 2 PASS, 1 REGRESSION", "REGRESSION *b?: written*"])
+    run(suite, None, "--ledger-update").stdout.fnmatch_lines(
+        ["baselines: 2 PASS, 1 REGRESSION", "REGRESSION *b?: written*"]
+    )
     after = baseline(suite).read_text("utf-8").splitlines()
     assert len(before) == len(after)
     moved = [(a.strip(), b.strip()) for a, b in zip(before, after, strict=True) if a != b]
     rows = [pair for pair in moved if "|" in pair[0]]
-    assert [pair for pair in moved if pair not in rows] == [('"other": 64,', '"other": 68,'), ('"peak": 64,', '"peak": 68,')]
+    assert [pair for pair in moved if pair not in rows] == [
+        ('"other": 64,', '"other": 68,'),
+        ('"peak": 64,', '"peak": 68,'),
+    ]
     assert [b for _, b in rows] == ['"other | (outside) | aten.ones | outside | float32 | 17 | 1": 68']
     assert baseline(suite).read_bytes().endswith(b"}\n")
 
@@ -369,11 +382,20 @@ def test_it(ledger, ledger_baseline):
 BROKEN = {
     "truncated": (lambda text: text[: len(text) // 2], "not JSON, or cut off (line *"),
     "empty": (lambda text: "", "it is empty"),
-    "merged": (lambda text: text.replace('      "cpu', '<<<<<<< HEAD\n      "cpu', 1), "it has the marks of a merge conflict"),
-    "merged at the top": (lambda text: f"<<<<<<< HEAD\n{text}=======\n{text}>>>>>>> x\n", "it has the marks of a merge con*"),
-    "twice": (lambda text: text.replace('"peak"', '"other"'), "the key \"other\" stands twice in one object"),
+    "merged": (
+        lambda text: text.replace('      "cpu', '<<<<<<< HEAD\n      "cpu', 1),
+        "it has the marks of a merge conflict",
+    ),
+    "merged at the top": (
+        lambda text: f"<<<<<<< HEAD\n{text}=======\n{text}>>>>>>> x\n",
+        "it has the marks of a merge con*",
+    ),
+    "twice": (lambda text: text.replace('"peak"', '"other"'), 'the key "other" stands twice in one object'),
     "text": (lambda text: text.replace('"peak": ', '"peak": "'), "not JSON*"),
-    "a word": (lambda text: edited(text, "peak", "12"), 'the entry "test_train", *: "peak" is "12", not a whole number'),
+    "a word": (
+        lambda text: edited(text, "peak", "12"),
+        'the entry "test_train", *: "peak" is "12", not a whole number',
+    ),
     "a float": (lambda text: edited(text, "flops", 1.5), '*: "flops" is 1.5, not a whole number'),
     "true": (lambda text: edited(text, "flops", True), '*: "flops" is true, not a whole number'),
     "a list": (lambda text: "[]", "it does not begin with '{'"),
@@ -381,7 +403,10 @@ BROKEN = {
     "newer": (lambda text: text.replace('"schema": 1', '"schema": 2'), "a newer torchledger wrote it*"),
     "no schema": (lambda text: text.replace('"schema": 1', '"schema": "1"'), '"schema" is "1", not 1'),
     "no entries": (lambda text: '{"kind": "torchledger-baselines", "schema": 1}', '"entries" is no object'),
-    "flat": (lambda text: text.replace('"test_train": {', '"test_train": {"cpu": 1,'), 'the entry "test_train" is no object*'),
+    "flat": (
+        lambda text: text.replace('"test_train": {', '"test_train": {"cpu": 1,'),
+        'the entry "test_train" is no object*',
+    ),
     "NaN": (lambda text: text.replace('"peak": ', '"peak": NaN, "x": '), "it holds NaN, which is no JSON number"),
     "binary": (lambda text: "\x00\x01", "it does not begin*"),
 }
@@ -405,7 +430,9 @@ def test_a_broken_file_is_an_error_and_stays(suite: pytest.Pytester, kind: str, 
     before = baseline(suite).read_bytes()
     result = run(suite, None, *words)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E *BaselineFileError: *test_it.json is no baseline file: {says}. It was left as it is.*"])
+    result.stdout.fnmatch_lines(
+        [f"E *BaselineFileError: *test_it.json is no baseline file: {says}. It was left as it is.*"]
+    )
     assert "INTERNALERROR" not in result.stdout.str()
     assert baseline(suite).read_bytes() == before
 
@@ -484,7 +511,9 @@ def test_größe(ledger, ledger_baseline, name):
 def test_two_modules_of_one_name(suite: pytest.Pytester) -> None:
     for folder in ("one", "two"):
         place = suite.mkdir(folder)
-        (place / "test_same.py").write_text(HEAD + ONE.replace('"SIZE", 8', f'"SIZE", {len(folder + folder[0])}'), "utf-8")
+        (place / "test_same.py").write_text(
+            HEAD + ONE.replace('"SIZE", 8', f'"SIZE", {len(folder + folder[0])}'), "utf-8"
+        )
     result = run(suite, None, "--import-mode=importlib")
     result.assert_outcomes(passed=2)
     assert (suite.path / "one" / "__ledger__" / "test_same.json").exists()
@@ -500,7 +529,9 @@ def test_a_root_that_is_not_the_current_folder(suite: pytest.Pytester, monkeypat
     run(suite).assert_outcomes(passed=1)
     assert (tests / "__ledger__" / "test_it.json").exists()
     monkeypatch.setenv("SIZE", "9")
-    run(suite).stdout.fnmatch_lines(["*commit tests/__ledger__/test_it.json:", "*  pytest --ledger-update test_it.py::test_train*"])
+    run(suite).stdout.fnmatch_lines(
+        ["*commit tests/__ledger__/test_it.json:", "*  pytest --ledger-update test_it.py::test_train*"]
+    )
     monkeypatch.chdir("/")
     result = run(suite, None, str(tests))
     result.stdout.fnmatch_lines(["*  pytest --ledger-update *tests/test_it.py::test_train*"])
@@ -542,7 +573,9 @@ def test_unused_entries_are_named_and_kept(suite: pytest.Pytester) -> None:
     two_tests(suite)
     result = run(suite)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["baselines: 1 PASS", "UNUSED __ledger__/test_it.json: test_gone (kept; *--ledger-prune*"])
+    result.stdout.fnmatch_lines(
+        ["baselines: 1 PASS", "UNUSED __ledger__/test_it.json: test_gone (kept; *--ledger-prune*"]
+    )
     run(suite, None, "--ledger-update")
     assert sorted(entries(suite)) == ["test_gone", "test_train"]
 
@@ -579,7 +612,11 @@ def test_prune_is_refused_after_a_part(suite: pytest.Pytester, words: list[str],
 
 @pytest.mark.parametrize(
     "extra",
-    ["def test_fails(): assert 0", "raise RuntimeError", "@pytest.fixture\ndef f(): assert 0\ndef test_errors(f): pass"],
+    [
+        "def test_fails(): assert 0",
+        "raise RuntimeError",
+        "@pytest.fixture\ndef f(): assert 0\ndef test_errors(f): pass",
+    ],
 )
 def test_prune_is_refused_after_a_failure(suite: pytest.Pytester, extra: str) -> None:
     two_tests(suite)

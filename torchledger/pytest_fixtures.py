@@ -148,7 +148,8 @@ class Watch:
         share = None if settings.tolerance is None else parse_share(settings.tolerance, "tolerance")
         suite = Mark(parse_limits(settings.limits, TABLE), share)
         self.budget = merge_marks([*marks, suite], param_id(item))
-        is_measured = bool(marks) or self.budget is not None
+        self._is_marked = bool(marks)
+        is_measured = self._is_marked or self.budget is not None
         self._own = Ledger() if is_measured and find_fixtures()[0] is None else None
         self._reports: list[Report] | None = None
 
@@ -169,7 +170,7 @@ class Watch:
         if self.budget is None:
             return
         maker, _ = self._find_fixtures()
-        if maker is not None and not maker.ledgers:
+        if self._is_marked and maker is not None and not maker.ledgers:
             raise UsageError(
                 "the test has a budget and asks for the fixture `ledger`, but made no ledger with it, so nothing was "
                 "measured: write `with ledger(model, optimizer) as books:`, or leave the fixture out, which measures "
@@ -210,7 +211,9 @@ class Watch:
         doubts = {doubt: None for report in reports for doubt in find_doubts(report, budget.limits)}
         for doubt in doubts:
             warnings.warn(f"torchledger: a budget holds, but {doubt}", stacklevel=1)
-        if not any(found.value for report in reports for found in measure_quantities(report).values()):
+        if self._is_marked and not any(
+            found.value for report in reports for found in measure_quantities(report).values()
+        ):
             warnings.warn("torchledger: a budget holds, but the test ran no op of torch on its thread", stacklevel=1)
 
 

@@ -39,8 +39,10 @@ def param_id(item: pytest.Item) -> str | None:
 
 def test_name(item: pytest.Item) -> str:
     """A test's name inside its file: ``TestTrain::test_step[fp32]``."""
-    file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
-    return item.nodeid[len(file.nodeid) :].removeprefix("::") if file is not None else item.name
+    # Not from the id of the node, which pytest-xdist adds a group to.
+    chain = item.listchain()
+    files = [depth for depth, node in enumerate(chain) if isinstance(node, pytest.File)]
+    return "::".join(node.name for node in chain[files[-1] + 1 :]) if files else item.name
 
 
 test_name.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it where a test module imports it

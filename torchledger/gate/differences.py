@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torchledger.gate.pairing import Entry, pair_entries, sizes
 from torchledger.journal.checks import parent_of
@@ -54,7 +54,8 @@ class CountDifference:
         return self.head - self.base
 
 
-class Instant(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Instant:
     """What ran at a peak."""
 
     phase: str = ""

@@ -79,7 +79,7 @@ def decode_checks(properties: Iterable[Property]) -> list[Check]:
             continue
         check = checks.setdefault(int(found[1] or 1), Check())
         kind, _, rest = found[2].partition(".")
-        if not rest:
+        if kind not in ("new", "row"):
             setattr(check, kind, value)
         elif isinstance(value, int):
             (check.new if kind == "new" else check.rows)[rest] = value
