@@ -1,8 +1,10 @@
-"""The marker and the fixture ``ledger``, in suites that pytest runs: what is measured, and how a broken budget looks."""
+"""The marker and the fixture ``ledger``, in suites that pytest runs: what is measured, what a broken budget says."""
 
 from __future__ import annotations
 
+import json
 import pickle
+import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -157,8 +159,9 @@ def train(books, steps=2):
         model(torch.zeros(3, 256)).sum().backward()
         books.step()
 
-@pytest.mark.ledger(parameters="1 KiB", gradients="1 KiB", inputs="3 KiB", flops=2 * 2 * 3 * 256, recompute_flops=0,
-                    forward_flops=1536, model_flops="3072", requested="1 MB", allocated="1 MB", reserved="1 MB", buffers=0)
+@pytest.mark.ledger(parameters="1 KiB", gradients="1 KiB", inputs="3 KiB", flops=2 * 2 * 3 * 256,
+                    recompute_flops=0, forward_flops=1536, model_flops="3072",
+                    requested="1 MB", allocated="1 MB", reserved="1 MB", buffers=0)
 def test_fits(ledger):
     with ledger() as books:
         train(books)
@@ -742,8 +745,6 @@ def test_nothing():
     assert found["test_two[a/b]"]["torchledger.peak_bytes"] == "1024"
     assert found["test_two[a/b]"]["torchledger.2.peak_bytes"] == "2048"
     assert "test_nothing" not in found or not found["test_nothing"]
-    import json
-
     document = json.loads((suite.path / "out.json").read_text("utf-8"))
     assert (document["schema"], document["kind"]) == (1, "torchledger-reports")
     assert len(document["reports"]) == 1 + 2 * 4 + 1
@@ -794,9 +795,10 @@ def test_a_suite_without_budgets_sees_nothing(suite: pytest.Pytester) -> None:
 
 
 def test_importing_the_plugin_is_cheap() -> None:
-    import subprocess
-
-    code = "import pytest, sys; before = set(sys.modules); import torchledger.pytest_plugin; print(*set(sys.modules) - before)"
+    code = (
+        "import pytest, sys; before = set(sys.modules); import torchledger.pytest_plugin\n"
+        "print(*set(sys.modules) - before)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {name for name in done.stdout.split() if name.startswith("torchledger")}
     assert ours == {

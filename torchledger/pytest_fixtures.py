@@ -33,8 +33,8 @@ from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget,
 from torchledger.gate.config import TABLE, Settings, is_ci
 from torchledger.gate.marks import Mark, merge_marks, read_mark
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
-from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
 from torchledger.gate.quantities import measure_quantities
+from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
 from torchledger.ledger import Ledger
 from torchledger.pytest_items import nearest_marks, param_id, test_name
 from torchledger.render.verdicts import accept_budget, broken_only, render_broken

@@ -85,7 +85,7 @@ def test_what_is_no_budget(limits: dict[str, object], kind: type[Exception], say
 
 def test_a_report_takes_budgets_only() -> None:
     for budget in (None, {"peak": 1}, 5, "2 GiB"):
-        with pytest.raises(UsageError, match="give a torchledger.Budget"):
+        with pytest.raises(UsageError, match=r"give a torchledger\.Budget"):
             gpt_report().check(budget)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +188,8 @@ def _check_table(table: Mapping[str, object]) -> dict[str, object]:
             )
         if key not in options and key not in QUANTITIES:
             known = [name for name, option in options.items() if option.in_file] + list(QUANTITIES)
+            import difflib
+
             near = difflib.get_close_matches(key[:60], known, n=2)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}."
             raise UsageError(f"{where}: unknown key {key!r}: {hint}")
