@@ -53,6 +53,8 @@ def outcomes(entry: dict[str, Any], report: Report, share: Fraction | None = Non
         (on_gpu(), "h100-sxm, torch 2.13"),
         (on_gpu(accelerator=None), "NVIDIA H100 80GB HBM3, torch 2.13"),
         (on_gpu(devices={"cuda:0": {"name": "x", "simulated": True}}), "simulated h100-sxm, torch 2.13"),
+        (on_gpu(simulated=True), "simulated h100-sxm, torch 2.13"),
+        (gpt_report(environment=H100 | {"simulated": True}), "cpu, torch 2.13"),
     ],
 )
 def test_groups(report: Report, group: str) -> None:

@@ -6,12 +6,14 @@ import pickle
 from fractions import Fraction
 
 import pytest
+import torch
 
 from synthetic import MIB, gpt_report, make_report
 from torchledger.errors import BudgetExceeded, FaultyReportError, QuantityError, UsageError
 from torchledger.gate.budgets import Budget, find_doubts, judge_budget, parse_share
 from torchledger.gate.quantities import QUANTITIES
 from torchledger.journal.statements import CATEGORIES
+from torchledger.ledger import Ledger
 
 NAMED_IN_THE_DESIGN = (*CATEGORIES, "peak", "requested", "allocated", "reserved", "flops", "model_flops")
 PHASES = ("forward_flops", "backward_flops", "recompute_flops", "optimizer_flops", "outside_flops")
@@ -107,6 +109,22 @@ def test_doubts() -> None:
     assert list(find_doubts(many, {"flops": 1})) == [
         "of 900 steps 2 were kept (the last, and that of the peak): raise keep="
     ]
+
+
+def test_asserting_in_a_loop() -> None:
+    with Ledger() as ledger:
+        for size in (1, 2, 3):
+            kept = torch.ones(size)
+            ledger.step()
+            ledger.assert_budget(peak="12", flops=0)
+            ledger.assert_budget(Budget(peak=12))
+        with pytest.raises(BudgetExceeded, match="peak 12 B > budget 11 B"):
+            ledger.assert_budget(peak=11)
+        with pytest.raises(UsageError, match="but not both"):
+            ledger.assert_budget(Budget(peak=12), peak=12)
+        with pytest.raises(UsageError, match="give at least one limit"):
+            ledger.assert_budget()
+    assert kept.shape == (3,)
 
 
 def test_budgets_compare_and_pickle() -> None:

@@ -107,7 +107,8 @@ def _group_name(run: RunStatement, device: str, simulated: bool) -> str:
 def _is_simulated(run: RunStatement, device: str) -> bool:
     devices = run.environment.get("devices")
     entry = devices.get(device) if isinstance(devices, dict) else None
-    return bool(run.environment.get("simulated") or (isinstance(entry, dict) and entry.get("simulated")))
+    facts = entry if isinstance(entry, dict) else {}
+    return is_accelerator(device) and bool(facts.get("simulated") or run.environment.get("simulated"))
 
 
 def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fraction | None) -> tuple[Verdict, ...]:

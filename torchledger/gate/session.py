@@ -56,10 +56,12 @@ class SessionBook:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._checks: dict[str, list[Check]] = {}
+        self._by_file: dict[str, list[tuple[str, Check]]] | None = None
 
     def record_test(self, test_id: str, properties: Iterable[Property]) -> None:
         """Takes down what a test found; a later run of the same test replaces it."""
         self._checks[test_id] = decode_checks(properties)
+        self._by_file = None
 
     def settle(self, scope: Scope, *, prune: bool) -> Outcome:
         """Writes what is to be written, and says what was found."""
@@ -114,9 +116,13 @@ class SessionBook:
         yield from written
         yield from self._unused_lines(name, removed, unused, old)
 
-    def _checks_of(self, name: str) -> Iterator[tuple[str, Check]]:
-        for test_id in sorted(self._checks):
-            yield from ((test_id, check) for check in self._checks[test_id] if check.file == name)
+    def _checks_of(self, name: str) -> list[tuple[str, Check]]:
+        if self._by_file is None:
+            self._by_file = {}
+            for test_id in sorted(self._checks):
+                for check in self._checks[test_id]:
+                    self._by_file.setdefault(check.file, []).append((test_id, check))
+        return self._by_file.get(name, [])
 
     def _write(self, old: BaselineFile, entries: dict[str, Entry]) -> None:
         if entries == old.entries:
