@@ -794,6 +794,14 @@ def test_a_suite_without_budgets_sees_nothing(suite: pytest.Pytester) -> None:
     assert len(plain.outlines) == len(result.outlines)
 
 
+def test_the_plugin_can_be_left_out(suite: pytest.Pytester) -> None:
+    code = "@pytest.mark.ledger(peak=1)\ndef test_it(request):\n    ones(1)\ndef test_fixture(ledger): pass\n"
+    suite.makepyfile(test_it=ONES + code)
+    result = suite.runpytest_subprocess(*QUICK, "-p", "no:torchledger.pytest_plugin", "-W", "ignore")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["E *fixture 'ledger' not found"])
+
+
 def test_importing_the_plugin_is_cheap() -> None:
     code = (
         "import pytest, sys; before = set(sys.modules); import torchledger.pytest_plugin\n"
