@@ -13,6 +13,8 @@ from torchledger.read.categories import INDEX
 from torchledger.read.readers import read_as
 
 _NO_LINK = Link()
+_OF_A_VECTOR = ("aten.mv", "aten.addmv", "aten.addmv_")
+_OF_TWO_VECTORS = ("aten.dot", "aten.vdot")
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class _Uses:
     weight_grad_run: int = 0
     hidden_input_grad_run: int = 0
     hidden_weight_grad_run: int = 0
+    outer: int = 0
 
     def made(self, uses: int, flags: int) -> None:
         """A forward product."""
@@ -39,6 +42,13 @@ class _Uses:
         else:
             self.input_grad_due += uses if flags & INPUT_GRAD else 0
             self.weight_grad_due += uses if flags & WEIGHT_GRAD else 0
+
+    def made_with_a_vector(self, op: str, uses: int, flags: int, *, is_vector: bool) -> None:
+        """The same of a product with a vector: what the vector was multiplied with gets an outer product as gradient."""
+        two = op in _OF_TWO_VECTORS
+        if flags & GRAPH and not flags & HIDDEN:
+            self.outer += uses if flags & INPUT_GRAD and (two or is_vector) else 0
+            self.outer += uses if flags & WEIGHT_GRAD and (two or not is_vector) else 0
 
     def ran(self, kind: str, uses: int, hidden: bool) -> None:
         """A product of its backward."""
@@ -56,6 +66,8 @@ class _Uses:
 @dataclass(slots=True)
 class _Sums:
     parameters: dict[int, _Uses] = field(default_factory=lambda: defaultdict(_Uses))
+    vectors: frozenset[int] = frozenset()
+    """Parameters of one dimension."""
     attention: int = 0
     other: int = 0
     double: int = 0
@@ -73,7 +85,7 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
         journal: The step.
         settled: The category of each block, from `settle`.
     """
-    sums = _Sums()
+    sums = _Sums(vectors=frozenset(row.parameter for row in journal.parameter_rows if row.n_dims == 1))
     attention = find_attention(journal)
     for index, row in enumerate(journal.products):
         if row[8] == "integer":
@@ -116,6 +128,8 @@ def _read_forward(sums: _Sums, index: int, row: ProductRow, attention: set[int])
         account = sums.parameters[parameter]
         if kind == "forward":
             account.made(uses, link.flags)
+            if row[0] in _OF_A_VECTOR or row[0] in _OF_TWO_VECTORS:
+                account.made_with_a_vector(row[0], uses, link.flags, is_vector=parameter in sums.vectors)
         else:
             account.ran(kind, uses, bool(link.flags & HIDDEN))
     _add_rest(sums, rest, index in attention)

@@ -74,7 +74,7 @@ def flop_bridge(
     n_tokens, tokens_from = choose_tokens(step, tokens)
     is_expert = _expert_pattern(experts)
     drafts = Drafts(FLOP_TERMS)
-    counts: dict[str, int] = dict.fromkeys(FLOP_TERMS, 0)
+    counts: dict[str, int] = dict.fromkeys((*FLOP_TERMS, "outer"), 0)
     for name, parameter in evidence.parameters.items():
         if parameter.read_as == "product":
             expert = bool(is_expert(name)) or (parameter.n_dims >= 3 and parameter.op in _EXPERT_PRODUCTS)
@@ -135,7 +135,10 @@ def _add_products(drafts: Drafts, counts: dict[str, int], p: ParameterEvidence, 
     no_gradient = plain - p.weight_grad_due
     drafts.add("frozen", -2 * no_gradient)
     drafts.add("no_input_gradient", -2 * (plain - p.input_grad_due))
+    drafts.add("elementwise", -2 * p.outer)
+    counts["outer"] += p.n_elements if p.outer else 0
     missing = _at_least_0(p.weight_grad_due - p.weight_grad_run) + _at_least_0(p.input_grad_due - p.input_grad_run)
+    missing = _at_least_0(missing - p.outer)
     drafts.add("no_backward", -2 * missing - 4 * p.graphless)
     hidden_weight = _at_least_0(p.hidden - p.hidden_weight_grad_run)
     hidden_input = _at_least_0(p.hidden - p.hidden_input_grad_run)
@@ -163,7 +166,10 @@ def _explain_parameters(drafts: Drafts, counts: dict[str, int], n_tokens: int) -
             drafts.explain(name, why)
 
     for term, what in _READ_AS.values():
-        say(term, f"6·D·n of {format_count(counts[term])} parameters {what}")
+        if counts[term]:
+            say(term, f"6·D·n of {format_count(counts[term])} parameters {what}")
+    if counts["outer"]:
+        say("elementwise", f"gradients of {format_count(counts['outer'])} parameters' products are outer products")
     n = {name: format_count(count) for name, count in counts.items()}
     say("inactive_experts", f"{n['inactive_experts']} parameters of experts that not every token went through")
     say("frozen", f"no weight gradient of {n['frozen']} parameters that need none")
