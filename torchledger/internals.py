@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger.errors import TorchVersionError
 
@@ -93,18 +94,28 @@ def recomputations_of(pack_hook: Any, *, recomputing: bool) -> dict[int, bool] |
         pack_hook: The innermost saved-tensor hook, in the segment's forward or in its recompute.
         recomputing: Which of the two.
     """
-    name = "target_frame_ref" if recomputing else "frame"
-    pack_hook = getattr(pack_hook, "_torchdynamo_orig_callable", pack_hook)
-    code, cells = getattr(pack_hook, "__code__", None), getattr(pack_hook, "__closure__", None)
+    frame = _captured(pack_hook, "target_frame_ref" if recomputing else "frame")
+    return getattr(frame() if recomputing and frame is not None else frame, "is_recomputed", None)
+
+
+def is_selective_checkpoint(pack_hook: Any) -> bool:
+    """Whether the segment of a non-reentrant checkpoint keeps the results of some of its ops.
+
+    Args:
+        pack_hook: The innermost saved-tensor hook, in the segment's forward. (The modes of this thread do not tell: the
+            one that keeps results is off the stack while it hands an op on.)
+    """
+    recompute = getattr(_captured(pack_hook, "frame"), "recompute_fn", None)
+    return isinstance(_captured(recompute, "recompute_context"), TorchDispatchMode)
+
+
+def _captured(function: Any, name: str) -> Any:
+    """What a function's closure holds under a name; None if it has none such."""
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or not cells or name not in code.co_freevars:
         return None
-    frame = cells[code.co_freevars.index(name)].cell_contents
-    return getattr(frame() if recomputing else frame, "is_recomputed", None)
-
-
-def is_selective_checkpoint(modes: list[Any]) -> bool:
-    """Whether selective checkpointing, which keeps the results of some ops, is among the modes of this thread."""
-    return any(type(mode).__name__ == "_CachingTorchDispatchMode" for mode in modes)
+    return cells[code.co_freevars.index(name)].cell_contents
 
 
 def require() -> None:

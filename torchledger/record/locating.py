@@ -123,7 +123,7 @@ class Locating(Arrivals):
             return -1
         books = self.books
         index = books.segment_numbers.get(id(done), -1)
-        if index < 0 and not recomputing and not internals.is_selective_checkpoint(internals.current_dispatch_modes()):
+        if index < 0 and not recomputing and not internals.is_selective_checkpoint(hooks[0]):
             index = books.segment_numbers[id(done)] = len(books.segments)
             books.segments.append(done)
         return index
