@@ -89,7 +89,8 @@ WEIGHT_GRAD = 2
 GRAPH = 4
 """Made with grad mode on."""
 HIDDEN = 8
-"""Made where the operands do not tell who needs a gradient: in a custom function's forward, or in compiled code."""
+"""Made where the operands do not tell who needs a gradient: in a custom function's forward, inside a tensor subclass
+or in compiled code."""
 
 
 class Link(NamedTuple):

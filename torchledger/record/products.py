@@ -155,16 +155,17 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
     in_function = in_function_forward()
     if _is_grad_enabled():
         flags |= GRAPH
-    if in_function:
+    around = recorder.subclass_op
+    in_subclass = around is not None and around.tracked and around.number == _get_sequence_nr()
+    if in_function or in_subclass:
         flags |= HIDDEN
     if isinstance(cost, Cost) and cost.parts:
         flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
     # An op that makes no node must not write: the last number would be another node's.
-    around = recorder.subclass_op
     if (
         (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
         or in_function
-        or (around is not None and around.tracked and around.number == _get_sequence_nr())
+        or in_subclass
     ):
         _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
     return flags
