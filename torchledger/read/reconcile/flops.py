@@ -94,7 +94,7 @@ def flop_bridge(
         terms=drafts.terms(closed),
         measured=step.flops.total,
         rule=f"6·N·D, N {n:,} parameters, D {n_tokens:,} tokens ({tokens_from})",
-        notes=tuple(_notes(step)),
+        notes=tuple(_notes(step, spec)),
         closed_form=None if spec is None or closed is None else 6 * spec.n_params * n_tokens + sum(closed.values()),
     )
 
@@ -199,8 +199,10 @@ def _add_the_rest(drafts: Drafts, step: StepReport) -> None:
         drafts.explain("uncounted", f"ops without a formula, of unknown cost: {calls}")
 
 
-def _notes(step: StepReport) -> Iterable[str]:
-    flops = step.flops
+def _notes(step: StepReport, spec: TransformerSpec | None) -> Iterable[str]:
+    flops, n = step.flops, step.evidence.n_parameters
+    if spec is not None and spec.n_params != n:
+        yield f"the spec has {spec.n_params:,} parameters, not {n:,}: its closed forms are those of another model"
     if flops.compiled_regions:
         yield (
             f"{flops.compiled_regions} compiled regions: products that the compiler put into kernels of its own are in "
