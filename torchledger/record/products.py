@@ -210,6 +210,9 @@ def _backward_parts(
         pairs = ((n if n >= 0 else fallback, p.kind, p.flops) for n, p in zip(numbers, given, strict=True))
         return tuple(pair for pair in pairs if pair[0] >= 0), origin
     if found:
+        if known and found[0] != known[0] and found[0] in known:
+            # A product of two parameters is the first one's, and the second one its input.
+            return ((known[0], "weight_grad", flops),), origin
         return ((found[0], "input_grad", flops),), origin
     return (((known[0], "weight_grad", flops),) if known else ()), origin
 
