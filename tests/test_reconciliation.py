@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,7 +293,7 @@ def deep_step(n_layers: int) -> tl.StepReport:
 
 
 def test_work_grows_with_parameters_alone() -> None:
-    calls = {n: count_calls(lambda step=deep_step(n): tl.reconcile(step)) for n in (10, 40)}
+    calls = {n: count_calls(functools.partial(tl.reconcile, deep_step(n))) for n in (10, 40)}
     parameters = 40 * 12 + 4
     assert calls[40] < 30 * parameters
     assert calls[40] < 4.2 * calls[10]

@@ -44,7 +44,7 @@ class _Uses:
             self.weight_grad_due += uses if flags & WEIGHT_GRAD else 0
 
     def made_with_a_vector(self, op: str, uses: int, flags: int, *, is_vector: bool) -> None:
-        """The same of a product with a vector: what the vector was multiplied with gets an outer product as gradient."""
+        """The same with a vector: the gradient of what it was multiplied with is an outer product."""
         two = op in _OF_TWO_VECTORS
         if flags & GRAPH and not flags & HIDDEN:
             self.outer += uses if flags & INPUT_GRAD and (two or is_vector) else 0

@@ -5,6 +5,7 @@ D rows; a weight of n elements that meets R rows costs 2·n·R forward, and as m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ def lora(*places: int) -> tuple[nn.Sequential, tl.StepReport]:
     widths = [8, 16, 24, 4]
     layers = [
         Lora(a, b) if place in places else nn.Linear(a, b, bias=False).requires_grad_(False)
-        for place, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+        for place, (a, b) in enumerate(itertools.pairwise(widths))
     ]
     model = nn.Sequential(*layers)
     return model, trained(model)

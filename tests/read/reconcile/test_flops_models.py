@@ -232,7 +232,11 @@ def hf(name: str, **config: Any) -> Any:
 
 def lm_step(model: Any) -> Any:
     ids = ids_of(HF_B, HF_T, 96)
-    return record(model, lambda: model(ids, labels=ids).loss.backward())
+
+    def run() -> None:
+        model(ids, labels=ids).loss.backward()
+
+    return record(model, run)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -1,4 +1,4 @@
-"""With a spec, each term stands beside its closed form: equal, for GPT, Llama and Mixtral, in each kind of checkpoint."""
+"""With a spec, each term stands beside its closed form: equal, in each kind of attention and checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torchledger.errors import UsageError
 
 SIZES: dict[str, Any] = {"vocabulary": 48, "width": 32, "n_layers": 3, "n_heads": 4, "ff_width": 56, "max_seq": 24}
 LLAMA: dict[str, Any] = {
-    "n_kv_heads": 2, "gated": True, "activation": "silu", "norm": "rms", "positions": "rotary", "biases": (), "max_seq": 0,
+    "n_kv_heads": 2, "gated": True, "activation": "silu", "norm": "rms", "positions": "rotary", "max_seq": 0,
+    "biases": (),
 }  # fmt: skip
 SPECS: dict[str, tl.TransformerSpec] = {
     "gpt": tl.TransformerSpec(**SIZES, tied=True),

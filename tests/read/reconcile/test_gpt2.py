@@ -65,9 +65,7 @@ def test_figures(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("fused", [False, True], ids=["math", "fused"])
 @pytest.mark.parametrize("kind", [None, "reentrant", "nonreentrant"])
-def test_where_attention_is_not_a_linear_layer(
-    kind: str | None, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_attention_is_not_a_linear_layer(kind: str | None, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # On GPT-2, 6·T = 8·d: half the attention and one early-stopped linear layer are the same number. Not here.
     if fused:
         fuse(monkeypatch)
