@@ -240,7 +240,7 @@ def lora() -> Expected:
 def sparse_gradients() -> Expected:
     model = nn.Embedding(1000, 16, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())
-    ids = torch.randperm(1000)[:32].view(4, 8)
+    ids = torch.randperm(1000)[:32].reshape(4, 8).clone()
 
     def run() -> None:
         model(ids).sum().backward()
