@@ -7,8 +7,9 @@ of a step. Names that torchledger can do without are `optional` and None when mi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -105,8 +106,34 @@ def is_selective_checkpoint(pack_hook: Any) -> bool:
         pack_hook: The innermost saved-tensor hook, in the segment's forward. (The modes of this thread do not tell: the
             one that keeps results is off the stack while it hands an op on.)
     """
-    recompute = getattr(_captured(pack_hook, "frame"), "recompute_fn", None)
+    return is_selective_segment(_captured(pack_hook, "frame"))
+
+
+def is_selective_segment(segment: Any) -> bool:
+    """The same of a segment itself, as torch notes it."""
+    recompute = getattr(segment, "recompute_fn", None)
     return isinstance(_captured(recompute, "recompute_context"), TorchDispatchMode)
+
+
+def enclosing_segments(frame: FrameType | None) -> Iterator[tuple[Any, bool]]:
+    """The segments of non-reentrant checkpoints that run around a Python frame, as torch notes them, innermost first.
+
+    Each with whether it is its recompute that runs there, behind which there is no more.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == torch.utils.checkpoint.__file__:
+            if code.co_name == "checkpoint":
+                inner = getattr(frame.f_locals.get("gen"), "gi_frame", None)
+                segment = None if inner is None else inner.f_locals.get("new_frame")
+                if segment is not None:
+                    yield segment, False
+            elif code.co_name == "unpack_hook" and "frame" in code.co_freevars:
+                yield frame.f_locals["frame"], True
+                return
+            elif code.co_name == "backward":
+                return
+        frame = frame.f_back
 
 
 def _captured(function: Any, name: str) -> Any:

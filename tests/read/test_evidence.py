@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import torchledger as tl
 from reconciling import record
 from torchledger.journal.entries import (
+    AGAIN,
     GRAPH,
     HIDDEN,
     INPUT_GRAD,
@@ -198,9 +199,30 @@ def test_integer_products_are_in_no_account() -> None:
 @pytest.mark.parametrize(("times", "due"), [(0, 0), (1, 120), (2, 240)])
 def test_recompute_due(times: int, due: int) -> None:
     product = forward(ALL)._replace(link=tuple(Link(-1, ALL, 0, 0, (60,))))
-    again = product._replace(phase="recompute", flops=7)
+    again = product._replace(phase="recompute", flops=7, link=tuple(Link(-1, ALL | AGAIN, 0, 0, (60,))))
     journal = journal_of(product, *[again] * times, parameter_rows=[row_of()], segments=[times])
     assert gather_evidence(journal, {}).recompute_due == due
+
+
+def in_segment(segment: int, flops: int, *, phase: str = "forward", again: bool = False) -> Product:
+    link = tuple(Link(-1, ALL | (AGAIN if again else 0), segment))
+    return Product("aten.mm", "float32", phase, 1, flops, link=link)
+
+
+def test_segments_within_segments() -> None:
+    products = [
+        in_segment(0, 1),
+        in_segment(1, 10),  # within the first
+        in_segment(2, 100, phase="recompute"),  # begins within the first's recompute
+        in_segment(0, 1000, phase="recompute", again=True),
+        in_segment(1, 10_000, phase="recompute", again=True),
+        in_segment(-1, 100_000, phase="recompute"),  # of a kind that nothing is known of
+    ]
+    journal = journal_of(*products, segments=[1, 1, 0], enclosing=[-1, 0, -2])
+    # Due: the first one with the second in it, the second once more, and what nothing is known of.
+    assert gather_evidence(journal, {}).recompute_due == (1 + 10) + 10 + 100_000
+    journal.segments[0] = 2
+    assert gather_evidence(journal, {}).recompute_due == 2 * (1 + 10) + 10 + 100_000
 
 
 # Readers

@@ -6,7 +6,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
 
-from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD, Journal, Link, ProductRow
+from torchledger.journal.entries import (
+    AGAIN,
+    GRAPH,
+    HIDDEN,
+    INPUT_GRAD,
+    NO_SEGMENT,
+    WEIGHT_GRAD,
+    Journal,
+    Link,
+    ProductRow,
+)
 from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
 from torchledger.read.attention import find_attention
 from torchledger.read.categories import INDEX
@@ -93,10 +103,12 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
         phase = row[2]
         if phase == "forward":
             _read_forward(sums, index, row, attention)
+            if row[9] and row[9][2] >= 0:
+                _add_to_segments(sums, journal.enclosing, row[9][2], row[4], again=False)
         elif phase == "recompute":
             sums.recompute += row[4]
             if row[9] and row[9][2] >= 0:
-                sums.segments[row[9][2]][1] += row[4]
+                _add_to_segments(sums, journal.enclosing, row[9][2], row[4], again=bool(row[9][1] & AGAIN))
         elif phase == "backward":
             _read_backward(sums, row, journal.products, attention)
         elif phase == "outside":
@@ -117,11 +129,20 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
     )
 
 
+def _add_to_segments(sums: _Sums, enclosing: list[int], segment: int, flops: int, *, again: bool) -> None:
+    """A product of a segment's forward is one of all that it lies in, up to one that was being recomputed."""
+    while not again and segment >= 0:
+        sums.segments[segment][0] += flops
+        segment = enclosing[segment] if segment < len(enclosing) else NO_SEGMENT
+        if segment < NO_SEGMENT:
+            segment, again = NO_SEGMENT - 1 - segment, True
+    if again:
+        sums.segments[segment][1] += flops
+
+
 def _read_forward(sums: _Sums, index: int, row: ProductRow, attention: set[int]) -> None:
     flops, parts = row[4], row[7]
     link = Link(*row[9])
-    if link.segment >= 0:
-        sums.segments[link.segment][0] += flops
     rest = flops
     for (parameter, kind, share), uses in zip(parts, link.uses or [part[2] // 2 for part in parts], strict=True):
         rest -= share

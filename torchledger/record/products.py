@@ -45,8 +45,8 @@ class Poster(Protocol):
     subclass_op: SubclassOp | None
     distributed_product: tuple[str, int] | None
 
-    def segment(self, recomputing: bool) -> int:
-        """The checkpointed segment that runs."""
+    def segment(self) -> tuple[int, int]:
+        """The checkpointed segment that runs, and a flag if it is its recompute."""
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""
@@ -118,7 +118,8 @@ def post_product(
         parts, found = _forward_parts(books, cost, found)
         if phase is FORWARD or phase is RECOMPUTE:
             flags = _remember_forward(recorder, place, cost, found, flags)
-            segment = recorder.segment(phase is RECOMPUTE)
+            segment, again = recorder.segment()
+            flags |= again
             if not parts:
                 link = (-1, flags, segment, 0, (), _sizes(entry, args, out))
             elif first >= 0 and len(parts) == 1:

@@ -185,6 +185,46 @@ def test_penalty_through_a_checkpoint() -> None:
     check(Hand(record(block, step, steps=2, tokens=D), D, terms))
 
 
+class Two(nn.Module):
+    """Two blocks, each in a checkpoint of its own."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.call = Block(), Block(), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.last, self.call(self.first, x))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "due", "saved"),
+    [
+        # Everything twice: with the outer one, and with its own. The outer one stops before the last block runs at all,
+        # since that saves its input; each inner one stops before its last product.
+        (nonreentrant, nonreentrant, 4 * (A + B), (A + B) + 2 * B),
+        # The outer one makes no graph, and once more runs all of it. Only then are there inner ones, which stop early.
+        (reentrant, nonreentrant, 4 * (A + B), 2 * B),
+        (nonreentrant, reentrant, 4 * (A + B), 0),
+        (reentrant, reentrant, 4 * (A + B), 0),
+        (late, late, 4 * (A + B), 0),
+    ],
+    ids=["both_stop", "inner_stops", "outer_has_no_need_to", "reentrant", "early_stop_off"],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_nested(outer: Any, inner: Any, due: int, saved: int) -> None:
+    step = run(outer, [Two(inner)])
+    check(Hand(step, D, {"recompute": once * due, "early_stop": -once * saved}))
+
+
+def test_nested_three_deep() -> None:
+    def call(block: nn.Module, h: Tensor) -> Tensor:
+        return nonreentrant(lambda h: nonreentrant(lambda h: nonreentrant(block, h), h), h)
+
+    # Three times the block is due. The outer two stop where the next one begins, which saves its input.
+    terms = {"recompute": 3 * once * (A + B), "early_stop": -once * (2 * (A + B) + B)}
+    check(Hand(run(call, [Block()]), D, terms))
+
+
 @pytest.mark.parametrize("kind", ["reentrant", "nonreentrant"])
 def test_gpt(kind: str) -> None:
     n_layers, batch, seq, e, v = 2, 2, 12, 16, 32
