@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import pytest
@@ -169,3 +170,29 @@ def test_selective_checkpoints(selective: bool) -> None:
 
     checkpointed(context_fn, look)
     assert found == [selective]
+
+
+def test_enclosing_segments() -> None:
+    found: list[tuple[list[bool], bool, bool]] = []
+
+    def look() -> None:
+        recomputing = internals.current_graph_task_id() != -1
+        hook = internals.top_saved_tensors_hooks(False)[0]
+        around = list(internals.enclosing_segments(sys._getframe()))
+        own = internals.recomputations_of(hook, recomputing=hook.__qualname__.startswith("_recomputation"))
+        found.append(([again for _, again in around], around[0][0].is_recomputed is own, recomputing))
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        look()
+        return x.sin()
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(inner, x.cos(), use_reentrant=False).tan()
+
+    assert list(internals.enclosing_segments(sys._getframe())) == []
+    assert list(internals.enclosing_segments(None)) == []
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(outer, x, use_reentrant=False).sum().backward()
+    assert found[0] == ([False, False], True, False)  # its own, and the one around it
+    # In the outer one's recompute a new one begins; in its own there is nothing behind.
+    assert found[1:] == [([False, True], True, True), ([True], True, True)]

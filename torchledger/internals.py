@@ -123,7 +123,7 @@ def enclosing_segments(frame: FrameType | None) -> Iterator[tuple[Any, bool]]:
     while frame is not None:
         code = frame.f_code
         if code.co_filename == torch.utils.checkpoint.__file__:
-            if code.co_name == "checkpoint":
+            if "gen" in code.co_varnames:  # `checkpoint`, or what it calls in newer versions
                 inner = getattr(frame.f_locals.get("gen"), "gi_frame", None)
                 segment = None if inner is None else inner.f_locals.get("new_frame")
                 if segment is not None:
