@@ -212,7 +212,7 @@ READ: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, ...]
     ),
     "cast_weight": (lambda m, x: (x.double() @ m.w.double()).float(), {"w": (8, 4)}, {}),
     "transposed_copy": (lambda m, x: x @ m.w.t().contiguous(), {"w": (4, 8)}, {}),
-    "scaled_weight": (lambda m, x: x @ m.w.t(), {"w": (4, 8)}, {}),
+    "transposed_view": (lambda m, x: x @ m.w.t(), {"w": (4, 8)}, {}),
 }
 
 
@@ -493,18 +493,6 @@ def muon() -> Hand:
 
     terms = {"no_input_gradient": -2 * D * FIRST, "optimizer": newton_schulz(8, 16) + newton_schulz(4, 16)}
     return Hand(record(model, run, optimizer), D, terms)
-
-
-# Formulas that are missing or wrong
-
-
-@pytest.fixture
-def formulas() -> Any:
-    from torchledger.flops import registry
-
-    saved = dict(registry.__dict__)
-    yield registry
-    registry.__dict__.update(saved)
 
 
 # GPT

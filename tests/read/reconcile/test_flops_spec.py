@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,11 +85,3 @@ def test_a_spec_needs_the_length_of_the_sequences() -> None:
     step = record(model, lambda: model(x).sum().backward())
     with pytest.raises(UsageError, match="sequence length of step 0 is not known"):
         tl.reconcile(step, spec=SPECS["gpt"])
-
-
-@pytest.mark.parametrize("call", [lambda step: tl.reconcile(step, spec="gpt2")])
-def test_what_is_no_spec(call: Callable[[Any], Any]) -> None:
-    model = torch.nn.Linear(4, 4)
-    step = record(model, lambda: model(torch.randn(3, 4)).sum().backward())
-    with pytest.raises(UsageError, match=r"reconcile\(spec=str\)"):
-        call(step)
