@@ -9,6 +9,7 @@ from torchledger._version import __version__
 
 if TYPE_CHECKING:
     from torchledger.accelerators import find_accelerator as find_accelerator
+    from torchledger.allocator.caching import CachingAllocator as CachingAllocator
     from torchledger.analytic import napkin as napkin
     from torchledger.analytic.recipes import Recipe as Recipe
     from torchledger.analytic.recipes import recipe as recipe
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Allocation": "journal.statements",
     "Bridge": "read.reconcile.bridge",
+    "CachingAllocator": "allocator.caching",
     "Copies": "journal.statements",
     "FlopSplit": "journal.statements",
     "FlopStatement": "journal.statements",

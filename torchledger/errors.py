@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 
@@ -81,3 +82,70 @@ class ReportWriteError(TorchledgerError, OSError):
     """A report that cannot be written where it was asked to be."""
 
     slug = "report-write"
+
+
+class DeviceOutOfMemoryError(TorchledgerError, MemoryError):
+    """A modelled device has no room for a request.
+
+    Args:
+        requested_bytes: what was asked for.
+        segment_bytes: what was asked of the driver for it.
+        stream: the stream of the request.
+        capacity_bytes: what the device has for the allocator; None where no capacity was given.
+        allowed_bytes: what a memory fraction allows of it; None where none was set.
+        reserved_bytes: segments that the allocator holds, after it returned all it could.
+        allocated_bytes: blocks in use.
+        active_bytes: blocks in use, and blocks that wait for another stream.
+    """
+
+    slug = "out-of-memory"
+
+    def __init__(
+        self,
+        requested_bytes: int,
+        *,
+        segment_bytes: int,
+        stream: int,
+        capacity_bytes: int | None,
+        allowed_bytes: int | None,
+        reserved_bytes: int,
+        allocated_bytes: int,
+        active_bytes: int,
+    ) -> None:
+        self.requested_bytes = requested_bytes
+        self.segment_bytes = segment_bytes
+        self.stream = stream
+        self.capacity_bytes = capacity_bytes
+        self.allowed_bytes = allowed_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
+        self.active_bytes = active_bytes
+        super().__init__(self._describe())
+
+    def _describe(self) -> str:
+        held = self.reserved_bytes - self.allocated_bytes
+        limits = [
+            f"{nbytes:,} B {what}"
+            for nbytes, what in ((self.capacity_bytes, "on the device"), (self.allowed_bytes, "allowed"))
+            if nbytes is not None
+        ]
+        return (
+            f"out of memory: {self.requested_bytes:,} B were requested on stream {self.stream}, for which the driver "
+            f"has no {self.segment_bytes:,} B. Of {' and '.join(limits) or 'a driver that refused'}, "
+            f"{self.reserved_bytes:,} B are reserved: {self.allocated_bytes:,} B allocated, {held:,} B free in parts "
+            f"of segments. Free blocks first, raise the capacity, or, where much is free in parts, try "
+            f"expandable_segments:True."
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        names = (
+            "segment_bytes",
+            "stream",
+            "capacity_bytes",
+            "allowed_bytes",
+            "reserved_bytes",
+            "allocated_bytes",
+            "active_bytes",
+        )
+        build = partial(type(self), **{name: getattr(self, name) for name in names})
+        return build, (self.requested_bytes,)
