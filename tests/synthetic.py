@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from torchledger.journal.entries import (
     GRADIENT,
@@ -27,6 +28,7 @@ from torchledger.journal.statements import (
     MemorySnapshot,
     MemoryStatement,
     ParameterFlops,
+    RunStatement,
     StepReport,
     UnrecordedTime,
 )
@@ -183,3 +185,27 @@ def make_journal(index: int = 1) -> Journal:
         readers=[Reader(0, "aten.mm", "product", 1, 2)],
         batches=[Batch(1, True, (2, 4), (2, 4))],
     )
+
+
+def with_peak(report: RunStatement, factor: Fraction) -> Report:
+    """The report with the bytes of every step scaled, as if an edited file gave another peak."""
+    steps = []
+    for step in report.steps:
+        memory = {}
+        for device, statement in step.memory.items():
+            peak = statement.peak
+            change = int(peak.total_bytes * factor) - peak.total_bytes
+            lowered = replace(
+                peak,
+                total_bytes=peak.total_bytes + change,
+                activations=peak.activations + change,
+                by_module={**peak.by_module, "": peak.by_module.get("", 0) + change},
+                largest=(),
+            )
+            peaks = statement.category_peaks | {"activations": statement.category_peaks["activations"] + change}
+            same = {f"{name}_peak_bytes": lowered.total_bytes for name in ("requested", "allocated", "reserved")}
+            memory[device] = replace(
+                statement, peak=lowered, peak_by_phase={}, category_peaks=peaks, start=lowered, end=lowered, **same
+            )
+        steps.append(replace(step, memory=memory))
+    return make_report(*steps, environment=report.environment)

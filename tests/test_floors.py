@@ -200,10 +200,12 @@ def test_lower_floors_do_not_load_torch() -> None:
     assert run_python(code, *lower) == "False\n"
 
 
-def test_show_does_not_load_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_reading_files_does_not_load_torch(command: str, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom torchledger.cli.main import main\n"
-        "try:\n    code = main(['show', sys.argv[1]])\nexcept SystemExit as exit:\n    code = exit.code\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as exit:\n    code = exit.code\n"
         "print(code, 'torch' in sys.modules)"
     )
-    assert run_python(code, str(tmp_path / "none.json")).splitlines()[-1] == "2 False"
+    paths = [str(tmp_path / "none.json")] * (2 if command == "compare" else 1)
+    assert run_python(code, command, *paths).splitlines()[-1] == "2 False"

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torchledger.errors import UsageError
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
+from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
@@ -91,6 +92,7 @@ class Ledger:
         self._n_steps = 0
         self._flops = FlopTotals()
         self._peak_step: StepReport | None = None
+        self._whole_peak: tuple[StepReport, StepReport] | None = None
         self._journals: dict[int, Journal] = {}
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
@@ -203,8 +205,12 @@ class Ledger:
         if not steps and self._recorder is not None:
             journal = self._recorder.journal(self._index, cut=False)
             running, _ = self._read(journal, None, StepReader())
+            running = with_peak_rows(running, journal)
             steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
             journals = {running.index: journal}
+        elif peak_step is not None:
+            peak_step = self._with_peak_rows(peak_step)
+            steps = tuple(peak_step if step.index == peak_step.index else step for step in steps)
         return Report(
             steps=steps,
             n_steps=n_steps,
@@ -215,6 +221,16 @@ class Ledger:
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
             journals=journals,
         )
+
+    def _with_peak_rows(self, step: StepReport) -> StepReport:
+        """The step with all rows of its peak, read when a report first asks for them: no step of the loop pays."""
+        if self._whole_peak is None or self._whole_peak[0] is not step:
+            try:
+                self._whole_peak = step, with_peak_rows(step, self._journals[step.index])
+            except Exception as fault:
+                self._fault(f"the rows at the peak of step {step.index} could not be read", fault)
+                self._whole_peak = step, step
+        return self._whole_peak[1]
 
     # Steps
 

@@ -39,6 +39,9 @@ COMMANDS = (
     ),
     CommandRow("run", "torchledger.cli.run", "measure a script that knows nothing of torchledger", runs_script=True),
     CommandRow("show", "torchledger.cli.show", "print a saved report"),
+    CommandRow(
+        "compare", "torchledger.cli.compare", "hold one saved report against another; exits 1 if something grew"
+    ),
     CommandRow("napkin", "torchledger.cli.napkin", "what a training run costs: FLOPs, days, device-hours"),
     CommandRow("fit", "torchledger.cli.fit", "the largest model whose weights, gradients and optimizer state fit"),
     CommandRow("accelerators", "torchledger.cli.accelerators", "peaks, memory and bandwidths, with their sources"),

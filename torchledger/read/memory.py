@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from torchledger.journal.entries import EXTERNAL, DeviceReading, Journal
-from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement
-from torchledger.read.events import phase_spans
-from torchledger.read.snapshots import SnapshotReader, there_before
+from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement, StepReport
+from torchledger.read.categories import settle
+from torchledger.read.events import phase_spans, repaired_events
+from torchledger.read.snapshots import PEAK_ROWS, SnapshotReader, there_before
 
 Dispatched = dict[str, tuple[int, int, int]]
 """Start, peak and end of the dispatched bytes of each device."""
@@ -74,6 +75,22 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
             notes=_notes(journal),
         )
     return statements or {"cpu": MemoryStatement(category_peaks=dict.fromkeys(CATEGORIES, 0))}
+
+
+def with_peak_rows(step: StepReport, journal: Journal) -> StepReport:
+    """The step whose peaks have all their rows, up to `PEAK_ROWS`, so that they can be compared row by row.
+
+    Reading a journal once more takes as long as the first time: this is for the one step that a report is about.
+    """
+    events = repaired_events(journal)
+    settled = settle(journal, events)
+    reader = SnapshotReader(journal, settled, events)
+    memory = dict(step.memory)
+    for device, run in _run(journal, settled, events).items():
+        if device in memory:
+            rows = reader.snapshot(device, run.peak.position, n_rows=PEAK_ROWS).largest
+            memory[device] = replace(memory[device], peak=replace(memory[device].peak, largest=rows))
+    return replace(step, memory=memory)
 
 
 def dispatched_bytes(journal: Journal, settled: dict[int, int]) -> Dispatched:

@@ -16,6 +16,8 @@ LARGEST_ROWS = 12
 """How many rows a snapshot's ``largest`` has."""
 
 _GRADIENTS, _STATE = CATEGORIES.index("gradients"), CATEGORIES.index("optimizer_state")
+PEAK_ROWS = 1000
+"""How many rows the peak of a report has: all of most models, so that two peaks can be compared row by row."""
 
 _Key = tuple[int, str, int, str, tuple[int, ...], str, int, int]
 """Category, phase, module, op, shape, dtype, site and bytes of equal blocks."""
@@ -51,16 +53,16 @@ class SnapshotReader:
             category = settled[number]
             key = (category, phase, module, op, shape, dtype, site, nbytes)
             self._passing[device].append((position, went.get(number, never), nbytes, category, module, key))
-        self._cache: dict[tuple[str, int], MemorySnapshot] = {}
+        self._cache: dict[tuple[str, int, int], MemorySnapshot] = {}
 
-    def snapshot(self, device: str, position: int) -> MemorySnapshot:
-        """What is alive on a device after so many events."""
-        found = self._cache.get((device, position))
+    def snapshot(self, device: str, position: int, *, n_rows: int = LARGEST_ROWS) -> MemorySnapshot:
+        """What is alive on a device after so many events, with the largest ``n_rows`` rows."""
+        found = self._cache.get((device, position, n_rows))
         if found is None:
-            found = self._cache[device, position] = self._read(device, position)
+            found = self._cache[device, position, n_rows] = self._read(device, position, n_rows)
         return found
 
-    def _read(self, device: str, position: int) -> MemorySnapshot:
+    def _read(self, device: str, position: int, n_rows: int) -> MemorySnapshot:
         lasting = self._lasting[device]
         categories, modules = list(lasting.categories), dict(lasting.modules)
         elements, scalars = lasting.gradient_elements, lasting.optimizer_scalars
@@ -88,9 +90,9 @@ class SnapshotReader:
             total_bytes=sum(categories),
             **by_category,
             by_module=dict(sorted(by_path.items())),
-            largest=tuple(self._allocation(*row) for row in lasting.largest_with(rows)),
             gradient_elements=elements,
             optimizer_scalars=scalars,
+            largest=tuple(self._allocation(*row) for row in lasting.largest_with(rows, n_rows)),
         )
 
     def _allocation(self, key: _Key, nbytes: int, n_blocks: int) -> Allocation:
@@ -130,18 +132,18 @@ class _Lasting:
         total, n = self._rows.get(key, (0, 0))
         self._rows[key] = (total + nbytes, n + 1)
 
-    def largest_with(self, rows: _Rows) -> list[tuple[_Key, int, int]]:
+    def largest_with(self, rows: _Rows, n_rows: int) -> list[tuple[_Key, int, int]]:
         """The largest of these rows and others, which may be of the same keys."""
         if self._largest is None:
             self._largest = sorted(((key, *row) for key, row in self._rows.items()), key=_by_size)
-        candidates = [(key, *self._with(key, row)) for key, row in _at_least_the_last_of_the_largest(rows)]
+        candidates = [(key, *self._with(key, row)) for key, row in _at_least_the_last_of_the_largest(rows, n_rows)]
         seen = {key for key, _, _ in candidates}
         for row in self._largest:
             if row[0] not in seen:
                 candidates.append(row)
-                if len(candidates) >= len(seen) + LARGEST_ROWS:
+                if len(candidates) >= len(seen) + n_rows:
                     break
-        return sorted(candidates, key=_by_size)[:LARGEST_ROWS]
+        return sorted(candidates, key=_by_size)[:n_rows]
 
     def _with(self, key: _Key, row: tuple[int, int]) -> tuple[int, int]:
         if key not in self._rows:
@@ -167,11 +169,11 @@ def _by_size(row: tuple[_Key, int, int]) -> tuple[int, _Key]:
     return -row[1], row[0]
 
 
-def _at_least_the_last_of_the_largest(rows: _Rows) -> list[tuple[_Key, tuple[int, int]]]:
+def _at_least_the_last_of_the_largest(rows: _Rows, n_rows: int) -> list[tuple[_Key, tuple[int, int]]]:
     """The rows that may be among the largest, by the size of the last of them (a full sort takes much longer)."""
-    if len(rows) <= LARGEST_ROWS:
+    if len(rows) <= n_rows:
         return list(rows.items())
-    last = sorted((row[0] for row in rows.values()), reverse=True)[LARGEST_ROWS - 1]
+    last = sorted((row[0] for row in rows.values()), reverse=True)[n_rows - 1]
     return [(key, row) for key, row in rows.items() if row[0] >= last]
 
 

@@ -1,0 +1,1 @@
+"""What is held against what: budgets, baselines and comparisons. Never imports torch."""

@@ -1,0 +1,166 @@
+"""The one table of all numbers that can be compared, or held against a budget, and how each is measured."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchledger.errors import UsageError
+from torchledger.journal.statements import CATEGORIES, MemoryStatement, RunStatement, StepReport
+from torchledger.units import format_bytes, format_count, format_flops, parse_bytes, parse_count, parse_flops
+
+Unit = Literal["bytes", "flops", "count"]
+
+_FORMATS: dict[str, Callable[..., str]] = {"bytes": format_bytes, "flops": format_flops, "count": format_count}
+_PARSERS: dict[str, Callable[..., int]] = {"bytes": parse_bytes, "flops": parse_flops, "count": parse_count}
+
+STATIC = ("parameters", "buffers", "gradients", "optimizer_state", "inputs")
+"""Categories whose bytes the program alone decides."""
+_OF_ALLOCATOR = ("workspace", "unexplained")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One number of a step, by the ``key`` that budgets, baselines and tolerances name it with.
+
+    ``of_step`` measures it, on the step's main device. ``rests_on`` says what else decides it: the ``program`` alone
+    (FLOPs and static bytes), the ``kernels`` that a device and a version of torch choose, or also the ``allocator`` of
+    an accelerator and its libraries.
+    """
+
+    key: str
+    unit: Unit
+    title: str
+    of_step: Callable[[StepReport], int]
+    rests_on: Literal["program", "kernels", "allocator"] = "program"
+
+    def format(self, value: int, *, signed: bool = False) -> str:
+        """``value`` in the quantity's unit.
+
+        >>> find_quantity("peak").format(2048), find_quantity("uncounted_ops").format(3, signed=True)
+        ('2.00 KiB', '+3')
+        """
+        return _FORMATS[self.unit](value, signed=signed)
+
+    def parse(self, value: str | float) -> int:
+        """The number that ``value`` names, in bytes, FLOP or pieces.
+
+        Raises:
+            QuantityError: it cannot be read, with the forms that can.
+
+        >>> find_quantity("activations").parse("1.5 KiB"), find_quantity("flops").parse("3 GFLOP")
+        (1536, 3000000000)
+        """
+        return _PARSERS[self.unit](value)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The highest value of a quantity, the step that it was in, and the device."""
+
+    value: int
+    step_index: int
+    device: str
+
+
+def _of_memory(read: Callable[[MemoryStatement], int]) -> Callable[[StepReport], int]:
+    def of_step(step: StepReport) -> int:
+        memory = step.memory.get(step.main_device)
+        return read(memory) if memory is not None else 0
+
+    return of_step
+
+
+def _category(name: str) -> Quantity:
+    def read(memory: MemoryStatement) -> int:
+        return memory.category_peaks.get(name, memory.peak.by_category[name])
+
+    rests_on = "program" if name in STATIC else "allocator" if name in _OF_ALLOCATOR else "kernels"
+    return Quantity(name, "bytes", f"highest bytes of {name.replace('_', ' ')}", _of_memory(read), rests_on)  # type: ignore[arg-type]
+
+
+def _flops(key: str, field: str, title: str, unit: Unit = "flops") -> Quantity:
+    return Quantity(key, unit, title, lambda step: getattr(step.flops, field))
+
+
+def _quantities() -> Iterator[Quantity]:
+    of = _of_memory
+    yield Quantity("peak", "bytes", "highest total of bytes", of(lambda m: m.peak.total_bytes), "kernels")
+    yield Quantity("requested", "bytes", "highest bytes asked for", of(lambda m: m.requested_peak_bytes), "kernels")
+    yield Quantity(
+        "allocated", "bytes", "highest bytes of allocator blocks", of(lambda m: m.allocated_peak_bytes), "allocator"
+    )
+    yield Quantity(
+        "reserved", "bytes", "highest bytes taken from the driver", of(lambda m: m.reserved_peak_bytes), "allocator"
+    )
+    yield from map(_category, CATEGORIES)
+    yield _flops("flops", "total", "FLOPs that the hardware executed")
+    yield _flops("model_flops", "model", "FLOPs of the model, without recompute and attention rescore")
+    for phase in ("forward", "backward", "recompute", "optimizer", "outside"):
+        yield _flops(f"{phase}_flops", phase, f"FLOPs of the phase {phase}")
+    yield _flops("attention_rescore_flops", "attention_rescore", "FLOPs of attention scores computed again")
+    yield _flops("int_ops", "int_ops", "operations of integer products", "count")
+    yield Quantity(
+        "uncounted_ops",
+        "count",
+        "calls of ops whose cost is unknown",
+        lambda step: sum(step.flops.uncounted.values()),
+    )
+    yield _flops("compiled_regions", "compiled_regions", "compiled regions that ran", "count")
+
+
+QUANTITIES: dict[str, Quantity] = {quantity.key: quantity for quantity in _quantities()}
+"""All quantities by key, in the order in which tables show them."""
+
+
+def find_quantity(key: str) -> Quantity:
+    """The quantity of that key.
+
+    Raises:
+        UsageError: there is none, with the keys that come near, or all.
+
+    >>> find_quantity("activations").unit
+    'bytes'
+    >>> find_quantity("activation")
+    Traceback (most recent call last):
+    torchledger.errors.UsageError: there is no quantity 'activation': did you mean 'activations'? [usage]
+    """
+    found = QUANTITIES.get(key)
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(key[:60].lower(), QUANTITIES, n=3)
+    shown = repr(key if len(key) <= 60 else key[:57] + "...")
+    if near:
+        raise UsageError(f"there is no quantity {shown}: did you mean {' or '.join(map(repr, near))}?")
+    raise UsageError(f"there is no quantity {shown}: there are {', '.join(QUANTITIES)}.")
+
+
+def measure_quantities(run: RunStatement) -> dict[str, Measured]:
+    """The highest value of each quantity over the steps that were kept, by key; bytes are those of the main device.
+
+    Of several steps with the same value the one with the highest peak is named, else the first. Without a step there is
+    nothing.
+
+    >>> measure_quantities(RunStatement())
+    {}
+    """
+    device = run.main_device
+    steps = [_on_device(step, device) for step in run.steps]
+    of_peak = run.peak_step.index if run.peak_step else None
+    steps.sort(key=lambda step: step.index != of_peak)
+    found = {}
+    for key, quantity in QUANTITIES.items():
+        # A step that did not touch the main device says nothing about its bytes.
+        measurable = [step for step in steps if step.memory or quantity.unit != "bytes"]
+        values = [(quantity.of_step(step), step.index) for step in measurable]
+        if values:
+            value, index = max(values, key=lambda pair: pair[0])
+            found[key] = Measured(value, index, device)
+    return found
+
+
+def _on_device(step: StepReport, device: str) -> StepReport:
+    """The step with the bytes of that device alone."""
+    return replace(step, memory={name: memory for name, memory in step.memory.items() if name == device})
