@@ -64,6 +64,37 @@ class FormulaTable(MarkdownTable):
         ]
 
 
+class QuantityTable(MarkdownTable):
+    """All numbers that budgets, baselines and tolerances name."""
+
+    header = ("key", "what it is", "unit")
+
+    def rows(self) -> list[list[str]]:
+        from torchledger.gate.quantities import QUANTITIES
+
+        return [[f"`{quantity.key}`", quantity.title, quantity.unit] for quantity in QUANTITIES.values()]
+
+
+class OptionTable(MarkdownTable):
+    """All settings of the gate."""
+
+    header = ("flag", "variable", "key of the file", "default", "what it does")
+
+    def rows(self) -> list[list[str]]:
+        from torchledger.gate.config import OPTIONS
+
+        return [
+            [
+                f"`{option.flag}{'=' if option.metavar else ''}{option.metavar}`",
+                f"`{option.variable}`",
+                f"`{option.key}`" if option.in_file else DASH,
+                option.default,
+                option.help,
+            ]
+            for option in OPTIONS
+        ]
+
+
 class CommandHelp(SphinxDirective):
     """What ``torchledger [COMMAND] --help`` prints."""
 
@@ -81,5 +112,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Make the directives known."""
     app.add_directive("accelerator-table", AcceleratorTable)
     app.add_directive("formula-table", FormulaTable)
+    app.add_directive("quantity-table", QuantityTable)
+    app.add_directive("option-table", OptionTable)
     app.add_directive("command-help", CommandHelp)
     return {"parallel_read_safe": True}

@@ -34,7 +34,7 @@ FLOORS = (
     ("7 recording", {"record", "simulation"}),
     ("8 the object that users meet", {"ledger"}),
     ("8 a loop that uses it", {"demo"}),
-    ("9 front doors", {"cli", "pytest_plugin"}),
+    ("9 front doors", {"cli", "pytest_plugin", "pytest_fixtures", "pytest_items", "pytest_run"}),
     ("9 front doors: the package", {"", "__main__"}),
 )
 RANKS = {room: rank for rank, (_, rooms) in enumerate(FLOORS) for room in rooms}

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from torchledger.analytic.transformer import TransformerSpec as TransformerSpec
     from torchledger.analytic.utilization import hfu as hfu
     from torchledger.analytic.utilization import mfu as mfu
+    from torchledger.errors import BudgetExceeded as BudgetExceeded
     from torchledger.errors import TorchledgerError as TorchledgerError
     from torchledger.errors import UncountedOpError as UncountedOpError
     from torchledger.flops.crosscheck import crosscheck as crosscheck
     from torchledger.flops.registry import formula as formula
+    from torchledger.gate.budgets import Budget as Budget
     from torchledger.journal.statements import Allocation as Allocation
     from torchledger.journal.statements import Copies as Copies
     from torchledger.journal.statements import FlopSplit as FlopSplit
@@ -41,6 +43,8 @@ _HOMES = {
     "Allocation": "journal.statements",
     "Bridge": "read.reconcile.bridge",
     "CachingAllocator": "allocator.caching",
+    "Budget": "gate.budgets",
+    "BudgetExceeded": "errors",
     "Copies": "journal.statements",
     "FlopSplit": "journal.statements",
     "FlopStatement": "journal.statements",

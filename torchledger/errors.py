@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class TorchledgerError(Exception):
@@ -149,3 +150,47 @@ class DeviceOutOfMemoryError(TorchledgerError, MemoryError):
         )
         build = partial(type(self), **{name: getattr(self, name) for name in names})
         return build, (self.requested_bytes,)
+
+
+class BudgetExceeded(TorchledgerError, AssertionError):
+    """A measured number lies above its budget; ``broken`` has a `torchledger.gate.budgets.Verdict` for each.
+
+    ``key``, ``measured``, ``budget``, ``device`` and ``step_index`` are those of the first.
+    """
+
+    slug = "budget-exceeded"
+
+    def __init__(self, message: str, broken: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.broken = tuple(broken)
+        first = self.broken[0] if self.broken else None
+        self.key: str | None = getattr(first, "key", None)
+        self.measured: int | None = getattr(first, "measured", None)
+        self.budget: int | None = getattr(first, "budget", None)
+        self.device: str | None = getattr(first, "device", None)
+        self.step_index: int | None = getattr(first, "step_index", None)
+
+    def __str__(self) -> str:
+        # On a line of its own: the last line of a long message is a command to be copied.
+        return f"{self.message}\n[{self.slug}]" if "\n" in self.message else super().__str__()
+
+    def __reduce__(self) -> tuple[type[BudgetExceeded], tuple[str, tuple[Any, ...]]]:
+        return type(self), (self.message, self.broken)
+
+
+class BaselineMismatch(BudgetExceeded):
+    """A measured number is not the committed one: higher, lower, or there is no committed one."""
+
+    slug = "baseline-mismatch"
+
+
+class FaultyReportError(TorchledgerError, AssertionError):
+    """A budget cannot be held against a report whose ledger failed while it recorded."""
+
+    slug = "faulty-report"
+
+
+class BaselineFileError(TorchledgerError, ValueError):
+    """A baseline file that cannot be read or written: broken, truncated, half merged, or of a newer schema."""
+
+    slug = "baseline-file"

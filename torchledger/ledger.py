@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchledger.errors import UsageError
+from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
 from torchledger.read.memory import with_peak_rows
@@ -195,6 +196,25 @@ class Ledger:
                 recorder.books.roles = {n: r for n, r in recorder.books.roles.items() if n in recorder.books.carried}
         self._index += 1
         self._begin_step()
+
+    def assert_budget(self, budget: Budget | None = None, /, **limits: Any) -> None:
+        """Hold what has been recorded so far against a budget, or against limits that are given as to `Budget`.
+
+        Inside the block these are the steps that have ended, or the running one if none has.
+
+        Raises:
+            BudgetExceeded: a number lies above its budget.
+            UsageError: there is no budget, or nothing was recorded.
+            QuantityError: a limit cannot be read.
+
+        >>> with Ledger() as ledger:
+        ...     ones = torch.ones(1024)
+        ...     ledger.assert_budget(peak="4 KiB", flops=0)
+        """
+        __tracebackhide__ = True
+        if budget is not None and limits:
+            raise UsageError("Ledger.assert_budget(): give a Budget, or limits such as peak='2 GiB', but not both.")
+        self.report.check(Budget(**limits) if budget is None else budget)
 
     @property
     def report(self) -> Report:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Self
 
-from torchledger.errors import ReportFileError
+from torchledger.errors import BudgetExceeded, ReportFileError
+from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.files import read_document, shown_path, write_text
 from torchledger.journal.schema import decode_run, dump_run, encode_run
@@ -15,6 +17,7 @@ from torchledger.journal.statements import RunStatement, StepReport
 from torchledger.read.timeline import timeline
 from torchledger.read.utilization import read_utilization
 from torchledger.render.text import page_width, render_text
+from torchledger.render.verdicts import accept_budget, broken_only, render_broken
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +56,33 @@ class Report(RunStatement):
         True
         """
         return read_utilization(self).hfu
+
+    def check(self, budget: Budget) -> tuple[Verdict, ...]:
+        """Holds the report against a budget; a verdict for each of its limits, if all are kept.
+
+        A category's budget is held against its own highest bytes of all steps, ``peak`` against the highest total, and
+        FLOPs against those of the step that has most. Warns where the numbers leave something out: ops whose cost is
+        unknown, compiled regions, steps that were not kept.
+
+        Raises:
+            BudgetExceeded: a number lies above its budget and the tolerance; with the largest rows at the peak.
+            UsageError: no step was recorded.
+            FaultyReportError: the ledger failed while it recorded.
+
+        >>> import torch, torchledger as tl
+        >>> with tl.Ledger() as ledger:
+        ...     ones = torch.ones(1024)
+        >>> [verdict.outcome for verdict in ledger.report.check(tl.Budget(peak="4 KiB"))]
+        ['PASS']
+        """
+        __tracebackhide__ = True
+        verdicts = judge_budget(self, budget)
+        broken = tuple(broken_only(verdicts))
+        if broken:
+            raise BudgetExceeded(render_broken(self, broken, accept=accept_budget(broken)), broken)
+        for doubt in find_doubts(self, budget.limits):
+            warnings.warn(f"a budget holds, but {doubt}", stacklevel=2)
+        return verdicts
 
     def save(self, path: str | os.PathLike[str], journal: bool = False) -> None:
         """Writes the report as JSON, at once: the file is there whole, or as it was before.

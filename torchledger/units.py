@@ -109,6 +109,23 @@ def format_apart(first: int, second: int, unit: Literal["bytes", "flops"] = "byt
     return f"{first:,} {scale[0][1]}", f"{second:,} {scale[0][1]}"
 
 
+def format_gap(measured: int, other: int, unit: Literal["bytes", "flops"] = "bytes") -> tuple[str, str, str]:
+    """Two numbers as `format_apart` gives them, and in the same unit how much the first has more.
+
+    >>> format_gap(2_480_343_613, 2**31)
+    ('2.31 GiB', '2.00 GiB', '+0.31 GiB')
+    >>> format_gap(5, 8, "flops")
+    ('5 FLOP', '8 FLOP', '-3 FLOP')
+    """
+    first, second = format_apart(measured, other, unit)
+    digits, _, name = first.partition(" ")
+    decimals = len(digits.partition(".")[2])
+    factor = next(f for f, n in _SCALES[unit] if n == name)
+    gap = Fraction(abs(measured - other), factor)
+    text = _fixed(gap, decimals) if decimals else f"{measured - other:,}".lstrip("-")
+    return first, second, f"{_sign(measured - other, True)}{text} {name}"
+
+
 def parse_bytes(size: str | SupportsIndex) -> int:
     """The bytes that ``size`` names: IEC units are powers of 1024, SI units powers of 1000.
 

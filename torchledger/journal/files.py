@@ -29,13 +29,36 @@ def read_document(path: str | os.PathLike[str]) -> object:
     """
     name = shown_path(path)
     try:
+        return read_json(path)
+    except UnreadableError as error:
+        raise ReportFileError(
+            f"{name} is not a report: {error}. Give a file that Report.save or torchledger run --json wrote."
+        ) from None
+    except OSError as error:
+        raise ReportFileError(f"cannot read {name}: {error.strerror or error}. Give the path of a report.") from error
+
+
+class UnreadableError(Exception):
+    """The reason why a file is no JSON that we read."""
+
+
+def read_json(path: str | os.PathLike[str]) -> object:
+    """The JSON object in a file, without duplicate keys, NaN or infinities.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableError: it is larger than `LARGEST_FILE_BYTES`, or is not such JSON; with the reason.
+
+    >>> read_json(os.devnull)
+    Traceback (most recent call last):
+    torchledger.journal.files.UnreadableError: it is empty
+    """
+    try:
         with open(path, "rb") as file:
             content = _read_limited(file)
         return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except _RefusedError as error:
         reason = str(error)
-    except OSError as error:
-        raise ReportFileError(f"cannot read {name}: {error.strerror or error}. Give the path of a report.") from error
     except UnicodeDecodeError as error:
         reason = f"byte {error.start} is not UTF-8 text"
     except json.JSONDecodeError as error:
@@ -44,9 +67,7 @@ def read_document(path: str | os.PathLike[str]) -> object:
         reason = "nested too deeply"
     except ValueError as error:  # a path with a null character, an integer of more digits than Python reads
         reason = str(error).partition(";")[0]
-    raise ReportFileError(
-        f"{name} is not a report: {reason}. Give a file that Report.save or torchledger run --json wrote."
-    )
+    raise UnreadableError(reason)
 
 
 class _RefusedError(Exception):

@@ -1,0 +1,181 @@
+"""What the pytest plugin does about a whole run: it gathers what tests found, and settles it at the end.
+
+Under pytest-xdist tests run in workers, and only their controller writes files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from torchledger.errors import TorchledgerError
+from torchledger.gate.config import Settings
+
+if TYPE_CHECKING:
+    from torchledger.gate.baselines import BaselineFile
+    from torchledger.gate.session import Scope, SessionBook
+    from torchledger.gate.spool import Spool
+
+CHECKS = "torchledger.baseline."
+"""What the names of all properties begin with that come from a baseline."""
+OUTPUT = "torchledger"
+SPOOL = "torchledger_spool"
+"""The keys under which a worker and its controller hand things to one another."""
+
+
+class Run:
+    """One run of pytest, registered as a plugin of its own: some of its hooks are not told which run they are of."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.is_worker = hasattr(config, "workerinput")
+        self.files: dict[Path, BaselineFile] = {}
+        self.spool: Spool | None = None
+        self._book: SessionBook | None = None
+        self._collected: dict[str, dict[str, str]] = {}
+        self._passed: set[str] = set()
+        self._n_deselected = 0
+        self._trouble: list[str] = []
+        self._lines: list[str] = []
+
+    def open_spool(self) -> None:
+        """Begins to keep reports aside, if a file of them is wanted.
+
+        Raises:
+            ReportWriteError: that file cannot be written.
+        """
+        path = self.settings.report
+        if path is None or self.config.getoption("collectonly", False):
+            return
+        from torchledger.gate.spool import Spool
+        from torchledger.journal.files import check_writable
+
+        if self.is_worker:
+            self.spool = Spool(Path(self.config.workerinput[SPOOL]))  # type: ignore[attr-defined]
+        else:
+            check_writable(path)
+            self.spool = Spool()
+
+    # What happens on the way
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        """Counts the tests that were left out: a run without them says nothing about unused baselines."""
+        self._n_deselected += len(items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Takes down what a test found, wherever it ran."""
+        if report.when == "call":
+            # An xfailed test has passed in no sense that would make its numbers worth keeping.
+            passed = report.passed and not hasattr(report, "wasxfail")
+            (self._passed.add if passed else self._passed.discard)(report.nodeid)
+            checks = [pair for pair in report.user_properties if str(pair[0]).startswith(CHECKS)]
+            if checks:
+                self._open_book().record_test(report.nodeid, checks)
+        elif report.failed:
+            self._passed.discard(report.nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tells a worker where reports are kept aside."""
+        if self.spool is not None:
+            node.workerinput[SPOOL] = str(self.spool.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Takes what a worker hands over when it ends."""
+        output = getattr(node, "workeroutput", None)
+        if error or output is None:
+            self._trouble.append("a worker of pytest-xdist crashed")
+            return
+        found = output.get(OUTPUT, {})
+        if "error" in found:
+            raise pytest.UsageError(found["error"])
+        self._n_deselected = max(self._n_deselected, found.get("n_deselected", 0))
+        for name, tests in found.get("collected", {}).items():
+            self._collected.setdefault(name, {}).update(tests)
+
+    # The end
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Writes the files that are to be written, and keeps what there is to say for the summary."""
+        if self.config.getoption("collectonly", False):
+            return
+        if self.is_worker:
+            self._hand_over(session)
+            return
+        failed = False
+        if self._book is not None or self.settings.prune:
+            outcome = self._open_book().settle(self._scope(session, int(exitstatus)), prune=self.settings.prune)
+            self._lines += outcome.lines
+            failed = outcome.failed
+        if self.spool is not None and self.settings.report is not None:
+            try:
+                n_reports = self.spool.write(self.settings.report)
+                self._lines.append(f"{n_reports} reports written to {self.settings.report}")
+            except TorchledgerError as error:
+                self._lines.append(f"ERROR {error}")
+                failed = True
+        if failed and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Says what became of the baselines; nothing where none are used."""
+        if self._lines:
+            terminalreporter.section("torchledger")
+            for line in self._lines:
+                terminalreporter.write_line(line)
+
+    def _hand_over(self, session: pytest.Session) -> None:
+        if self._book is None and not self.settings.prune:
+            return
+        from torchledger.pytest_items import collected_tests
+
+        self.config.workeroutput[OUTPUT] = {  # type: ignore[attr-defined]
+            "n_deselected": self._n_deselected,
+            "collected": collected_tests(session.items, self.config.rootpath),
+        }
+
+    def _open_book(self) -> SessionBook:
+        if self._book is None:
+            from torchledger.gate.session import SessionBook
+
+            self._book = SessionBook(self.config.rootpath)
+        return self._book
+
+    def _scope(self, session: pytest.Session, exitstatus: int) -> Scope:
+        """Which tests this run was about."""
+        from torchledger.gate.session import Scope, find_folders, find_orphans
+        from torchledger.pytest_items import collected_tests
+
+        items = getattr(session, "items", [])
+        collected = self._collected or collected_tests(items, self.config.rootpath)
+        folders = {(self.config.rootpath / name).parent for name in collected}
+        if self.settings.prune:
+            tops = [Path(arg.partition("::")[0]) for arg in self.config.args]
+            folders.update(find_folders(tops, skip=self.config.getini("norecursedirs")))
+        orphans = tuple(Path(os.path.relpath(path, self.config.rootpath)).as_posix() for path in find_orphans(folders))
+        failed = [f"{session.testsfailed} tests failed"] if session.testsfailed else []
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            failed.append("no test ran")
+        elif exitstatus != pytest.ExitCode.OK and not failed:
+            failed.append(f"the run ended with exit code {exitstatus}")
+        return Scope(collected, frozenset(self._passed), orphans, tuple(self._left_out()), tuple(failed))
+
+    def _left_out(self) -> Iterator[str]:
+        """Why tests were left out of this run."""
+        option = self.config.getoption
+        if self._n_deselected:
+            yield f"{self._n_deselected} tests were deselected"
+        for name in ("--lf", "--sw", "--ignore", "--ignore-glob", "--deselect"):
+            if option(name.strip("-").replace("-", "_").replace("sw", "stepwise"), None):
+                yield f"{name} was given"
+        if self.config.args_source is self.config.ArgsSource.ARGS:
+            narrow = [arg for arg in self.config.args if not Path(arg).is_dir()]
+            if narrow:
+                yield f"only {', '.join(narrow[:3])} was asked for"
+        yield from self._trouble
