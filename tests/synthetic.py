@@ -180,6 +180,7 @@ def make_journal(index: int = 1) -> Journal:
         compiled=[1],
         global_excess=3,
         segments=[1],
+        enclosing=[-1],
         parameter_rows=[ParameterRow(0, 4, 2, 16, "float32", "cpu", True, "Linear", "weight")],
         readers=[Reader(0, "aten.mm", "product", 1, 2)],
         batches=[Batch(1, True, (2, 4), (2, 4))],

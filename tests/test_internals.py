@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from torchledger import internals
 from torchledger.errors import TorchVersionError
@@ -118,3 +121,78 @@ def test_names_that_are_imported_later() -> None:
     assert isinstance(internals.guards_ignore_modes(), bool)
     assert internals.get_tracing_state() is None
     assert not internals.is_key_excluded("Tracer")
+
+
+def checkpointed(context_fn: Any, look: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        look()
+        return x.sin().cos()
+
+    checkpoint(function, x, use_reentrant=False, context_fn=context_fn).sum().backward()
+
+
+def test_recomputations_of_a_segment() -> None:
+    found: list[tuple[dict[int, bool] | None, bool]] = []
+
+    def look() -> None:
+        hook = internals.top_saved_tensors_hooks(False)[0]
+        recomputing = internals.current_graph_task_id() != -1
+        found.append((internals.recomputations_of(hook, recomputing=recomputing), recomputing))
+
+    checkpointed(noop_context_fn, look)
+    (forward, first), (again, second) = found
+    assert (first, second) == (False, True)
+    assert forward is again  # torch's own note of this segment
+    assert list(again.values()) == [True]
+
+
+@pytest.mark.parametrize("hook", [None, len, lambda x: x, torch.sin], ids=["none", "builtin", "plain", "op"])
+def test_what_is_no_segments_hook(hook: Any) -> None:
+    for recomputing in (False, True):
+        assert internals.recomputations_of(hook, recomputing=recomputing) is None
+    assert not internals.is_selective_checkpoint(hook)
+
+
+@pytest.mark.parametrize("selective", [False, True], ids=["whole", "selective"])
+def test_selective_checkpoints(selective: bool) -> None:
+    context_fn = (
+        functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+        if selective
+        else noop_context_fn
+    )
+    found = []
+
+    def look() -> None:
+        if internals.current_graph_task_id() == -1:
+            found.append(internals.is_selective_checkpoint(internals.top_saved_tensors_hooks(False)[0]))
+
+    checkpointed(context_fn, look)
+    assert found == [selective]
+
+
+def test_enclosing_segments() -> None:
+    found: list[tuple[list[bool], bool, bool]] = []
+
+    def look() -> None:
+        recomputing = internals.current_graph_task_id() != -1
+        hook = internals.top_saved_tensors_hooks(False)[0]
+        around = list(internals.enclosing_segments(sys._getframe()))
+        own = internals.recomputations_of(hook, recomputing=hook.__qualname__.startswith("_recomputation"))
+        found.append(([again for _, again in around], around[0][0].is_recomputed is own, recomputing))
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        look()
+        return x.sin()
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(inner, x.cos(), use_reentrant=False).tan()
+
+    assert list(internals.enclosing_segments(sys._getframe())) == []
+    assert list(internals.enclosing_segments(None)) == []
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(outer, x, use_reentrant=False).sum().backward()
+    assert found[0] == ([False, False], True, False)  # its own, and the one around it
+    # In the outer one's recompute a new one begins; in its own there is nothing behind.
+    assert found[1:] == [([False, True], True, True), ([True], True, True)]

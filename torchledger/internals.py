@@ -7,13 +7,15 @@ of a step. Names that torchledger can do without are `optional` and None when mi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
+from types import FrameType
 from typing import Any, Final
 
 import torch
 import torch.utils._device
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger.errors import TorchVersionError
 
@@ -94,18 +96,54 @@ def recomputations_of(pack_hook: Any, *, recomputing: bool) -> dict[int, bool] |
         pack_hook: The innermost saved-tensor hook, in the segment's forward or in its recompute.
         recomputing: Which of the two.
     """
-    name = "target_frame_ref" if recomputing else "frame"
-    pack_hook = getattr(pack_hook, "_torchdynamo_orig_callable", pack_hook)
-    code, cells = getattr(pack_hook, "__code__", None), getattr(pack_hook, "__closure__", None)
+    frame = _captured(pack_hook, "target_frame_ref" if recomputing else "frame")
+    return getattr(frame() if recomputing and frame is not None else frame, "is_recomputed", None)
+
+
+def is_selective_checkpoint(pack_hook: Any) -> bool:
+    """Whether the segment of a non-reentrant checkpoint keeps the results of some of its ops.
+
+    Args:
+        pack_hook: The innermost saved-tensor hook, in the segment's forward. (The modes of this thread do not tell: the
+            one that keeps results is off the stack while it hands an op on.)
+    """
+    return is_selective_segment(_captured(pack_hook, "frame"))
+
+
+def is_selective_segment(segment: Any) -> bool:
+    """The same of a segment itself, as torch notes it."""
+    recompute = getattr(segment, "recompute_fn", None)
+    return isinstance(_captured(recompute, "recompute_context"), TorchDispatchMode)
+
+
+def enclosing_segments(frame: FrameType | None) -> Iterator[tuple[Any, bool]]:
+    """The segments of non-reentrant checkpoints that run around a Python frame, as torch notes them, innermost first.
+
+    Each with whether it is its recompute that runs there, behind which there is no more.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == torch.utils.checkpoint.__file__:
+            if "gen" in code.co_varnames:  # `checkpoint`, or what it calls in newer versions
+                inner = getattr(frame.f_locals.get("gen"), "gi_frame", None)
+                segment = None if inner is None else inner.f_locals.get("new_frame")
+                if segment is not None:
+                    yield segment, False
+            elif code.co_name == "unpack_hook" and "frame" in code.co_freevars:
+                yield frame.f_locals["frame"], True
+                return
+            elif code.co_name == "backward":
+                return
+        frame = frame.f_back
+
+
+def _captured(function: Any, name: str) -> Any:
+    """What a function's closure holds under a name; None if it has none such."""
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or not cells or name not in code.co_freevars:
         return None
-    frame = cells[code.co_freevars.index(name)].cell_contents
-    return getattr(frame() if recomputing else frame, "is_recomputed", None)
-
-
-def is_selective_checkpoint(modes: list[Any]) -> bool:
-    """Whether selective checkpointing, which keeps the results of some ops, is among the modes of this thread."""
-    return any(type(mode).__name__ == "_CachingTorchDispatchMode" for mode in modes)
+    return cells[code.co_freevars.index(name)].cell_contents
 
 
 def require() -> None:

@@ -89,7 +89,11 @@ WEIGHT_GRAD = 2
 GRAPH = 4
 """Made with grad mode on."""
 HIDDEN = 8
-"""Made where the operands do not tell who needs a gradient: in a custom function's forward, or in compiled code."""
+"""Made where the operands do not tell who needs a gradient: in a custom function's forward, inside a tensor subclass
+or in compiled code."""
+AGAIN = 16
+"""Made in the recompute of its segment."""
+NO_SEGMENT = -1
 
 
 class Link(NamedTuple):
@@ -209,6 +213,8 @@ class Journal:
     """FLOPs that the products of distributed tensors cost on all ranks together, beyond this rank's part."""
     segments: list[int] = field(default_factory=list)
     """How often each segment of a non-reentrant checkpoint was recomputed."""
+    enclosing: list[int] = field(default_factory=list)
+    """The segment around each: its index, or -2 - index where that one was being recomputed; -1: none."""
     parameter_rows: list[ParameterRow] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)

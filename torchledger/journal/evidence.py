@@ -16,9 +16,10 @@ class ParameterEvidence:
     ``op`` is the op that shows what it was ``read_as``. The other numbers are multiply-adds of its elements, counted
     from the shapes of operands, never from FLOPs: ``uses`` in forward products; of these ``graphless`` with grad mode
     off, and ``hidden`` where the operands do not tell who needs a gradient (a reentrant checkpoint, a custom autograd
-    function, compiled code). Of all others, ``input_grad_due`` and ``weight_grad_due`` had an operand, or the parameter
-    itself, that needs a gradient; ``input_grad_run`` and ``weight_grad_run`` are what the backward then ran, and
-    ``hidden_..._run`` the same for the hidden ones.
+    function, a tensor subclass, compiled code). Of all others, ``input_grad_due`` and ``weight_grad_due`` had an
+    operand, or the parameter itself, that needs a gradient; ``input_grad_run`` and ``weight_grad_run`` are what the
+    backward then ran, and ``hidden_..._run`` the same for the hidden ones. Those in ``outer`` are due, but as outer
+    products of two vectors, which cost no matrix product.
     """
 
     n_elements: int
@@ -38,6 +39,7 @@ class ParameterEvidence:
     weight_grad_run: int = 0
     hidden_input_grad_run: int = 0
     hidden_weight_grad_run: int = 0
+    outer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,25 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
 
-from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD, Journal, Link, ProductRow
+from torchledger.journal.entries import (
+    AGAIN,
+    GRAPH,
+    HIDDEN,
+    INPUT_GRAD,
+    NO_SEGMENT,
+    WEIGHT_GRAD,
+    Journal,
+    Link,
+    ProductRow,
+)
 from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
 from torchledger.read.attention import find_attention
 from torchledger.read.categories import INDEX
 from torchledger.read.readers import read_as
 
 _NO_LINK = Link()
+_OF_A_VECTOR = ("aten.mv", "aten.addmv", "aten.addmv_")
+_OF_TWO_VECTORS = ("aten.dot", "aten.vdot")
 
 
 @dataclass(slots=True)
@@ -28,6 +40,7 @@ class _Uses:
     weight_grad_run: int = 0
     hidden_input_grad_run: int = 0
     hidden_weight_grad_run: int = 0
+    outer: int = 0
 
     def made(self, uses: int, flags: int) -> None:
         """A forward product."""
@@ -39,6 +52,13 @@ class _Uses:
         else:
             self.input_grad_due += uses if flags & INPUT_GRAD else 0
             self.weight_grad_due += uses if flags & WEIGHT_GRAD else 0
+
+    def made_with_a_vector(self, op: str, uses: int, flags: int, *, is_vector: bool) -> None:
+        """The same with a vector: the gradient of what it was multiplied with is an outer product."""
+        two = op in _OF_TWO_VECTORS
+        if flags & GRAPH and not flags & HIDDEN:
+            self.outer += uses if flags & INPUT_GRAD and (two or is_vector) else 0
+            self.outer += uses if flags & WEIGHT_GRAD and (two or not is_vector) else 0
 
     def ran(self, kind: str, uses: int, hidden: bool) -> None:
         """A product of its backward."""
@@ -56,6 +76,8 @@ class _Uses:
 @dataclass(slots=True)
 class _Sums:
     parameters: dict[int, _Uses] = field(default_factory=lambda: defaultdict(_Uses))
+    vectors: frozenset[int] = frozenset()
+    """Parameters of one dimension."""
     attention: int = 0
     other: int = 0
     double: int = 0
@@ -73,7 +95,7 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
         journal: The step.
         settled: The category of each block, from `settle`.
     """
-    sums = _Sums()
+    sums = _Sums(vectors=frozenset(row.parameter for row in journal.parameter_rows if row.n_dims == 1))
     attention = find_attention(journal)
     for index, row in enumerate(journal.products):
         if row[8] == "integer":
@@ -81,10 +103,12 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
         phase = row[2]
         if phase == "forward":
             _read_forward(sums, index, row, attention)
+            if row[9] and row[9][2] >= 0:
+                _add_to_segments(sums, journal.enclosing, row[9][2], row[4], again=False)
         elif phase == "recompute":
             sums.recompute += row[4]
             if row[9] and row[9][2] >= 0:
-                sums.segments[row[9][2]][1] += row[4]
+                _add_to_segments(sums, journal.enclosing, row[9][2], row[4], again=bool(row[9][1] & AGAIN))
         elif phase == "backward":
             _read_backward(sums, row, journal.products, attention)
         elif phase == "outside":
@@ -105,17 +129,28 @@ def gather_evidence(journal: Journal, settled: dict[int, int]) -> StepEvidence:
     )
 
 
+def _add_to_segments(sums: _Sums, enclosing: list[int], segment: int, flops: int, *, again: bool) -> None:
+    """A product of a segment's forward is one of all that it lies in, up to one that was being recomputed."""
+    while not again and segment >= 0:
+        sums.segments[segment][0] += flops
+        segment = enclosing[segment] if segment < len(enclosing) else NO_SEGMENT
+        if segment < NO_SEGMENT:
+            segment, again = NO_SEGMENT - 1 - segment, True
+    if again:
+        sums.segments[segment][1] += flops
+
+
 def _read_forward(sums: _Sums, index: int, row: ProductRow, attention: set[int]) -> None:
     flops, parts = row[4], row[7]
     link = Link(*row[9])
-    if link.segment >= 0:
-        sums.segments[link.segment][0] += flops
     rest = flops
     for (parameter, kind, share), uses in zip(parts, link.uses or [part[2] // 2 for part in parts], strict=True):
         rest -= share
         account = sums.parameters[parameter]
         if kind == "forward":
             account.made(uses, link.flags)
+            if row[0] in _OF_A_VECTOR or row[0] in _OF_TWO_VECTORS:
+                account.made_with_a_vector(row[0], uses, link.flags, is_vector=parameter in sums.vectors)
         else:
             account.ran(kind, uses, bool(link.flags & HIDDEN))
     _add_rest(sums, rest, index in attention)

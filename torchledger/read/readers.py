@@ -78,9 +78,11 @@ def _how(
     if reader.how == "product":
         # A list of a fused layer's weights holds its biases too.
         vector = row is not None and row.n_dims < 2 and reader.parameter not in in_products
-        return "bias" if vector else "product"
-    if reader.how == "addend":
-        return "bias"
+        if not vector:
+            return "product"
+    if reader.how in ("product", "addend"):
+        # A whole encoder layer in one op has its norms among its arguments.
+        return "norm" if row is not None and "Norm" in row.holder else "bias"
     if reader.how == "uncounted":
         return "uncounted"
     if reader.op in _LOOKUPS:

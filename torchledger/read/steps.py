@@ -83,6 +83,7 @@ class StepReader:
             and journal.readers == self._last.readers
             and journal.batches == self._last.batches
             and journal.segments == self._last.segments
+            and journal.enclosing == self._last.enclosing
             and journal.parameter_rows == self._last.parameter_rows
         )
         settled = dict(zip(journal.numbers(), self._categories, strict=True))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchledger import internals
+from torchledger.journal.entries import AGAIN, NO_SEGMENT
 from torchledger.record.arrivals import Arrivals
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
@@ -110,22 +112,39 @@ class Locating(Arrivals):
         number = self.books.parameter_of(node.variable)
         return self.names.parameter_modules[number] if number >= 0 else OUTSIDE
 
-    def segment(self, recomputing: bool) -> int:
-        """The index of the segment of a non-reentrant checkpoint that runs, or that is recomputed; -1 for none."""
+    def segment(self) -> tuple[int, int]:
+        """The segment of a non-reentrant checkpoint that runs here, -1 for none; and `AGAIN` if it is its recompute."""
         hooks = internals.top_saved_tensors_hooks(False)
         if not hooks:
-            return -1
+            return -1, 0
         name = getattr(hooks[0], "__qualname__", "")
-        if not name.startswith("_recomputation_hook" if recomputing else "_checkpoint_hook"):
-            return -1
-        done = internals.recomputations_of(hooks[0], recomputing=recomputing)
+        again = name.startswith("_recomputation_hook")
+        if not again and not name.startswith("_checkpoint_hook"):
+            return -1, 0
+        done = internals.recomputations_of(hooks[0], recomputing=again)
         if done is None:
-            return -1
+            return -1, 0
+        index = self.books.segment_numbers.get(id(done), -1)
+        if index < 0 and not again and not internals.is_selective_checkpoint(hooks[0]):
+            index = self._open_segment(done, internals.enclosing_segments(sys._getframe(2)))
+        return index, AGAIN if again else 0
+
+    def _open_segment(self, done: dict[int, bool], around: Iterator[tuple[Any, bool]]) -> int:
+        """Number a segment, and those around it that have no number yet."""
         books = self.books
-        index = books.segment_numbers.get(id(done), -1)
-        if index < 0 and not recomputing and not internals.is_selective_checkpoint(internals.current_dispatch_modes()):
-            index = books.segment_numbers[id(done)] = len(books.segments)
-            books.segments.append(done)
+        index = books.segment_numbers[id(done)] = len(books.segments)
+        books.segments.append(done)
+        books.enclosing.append(NO_SEGMENT)
+        for segment, again in around:
+            note = getattr(segment, "is_recomputed", None)
+            if note is done or note is None:
+                continue
+            number = books.segment_numbers.get(id(note), -1)
+            if number < 0 and not again and not internals.is_selective_segment(segment):
+                number = self._open_segment(note, around)
+            if number >= 0:
+                books.enclosing[index] = NO_SEGMENT - 1 - number if again else number
+            break
         return index
 
     def note_subclass_op(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> None:

@@ -45,8 +45,8 @@ class Poster(Protocol):
     subclass_op: SubclassOp | None
     distributed_product: tuple[str, int] | None
 
-    def segment(self, recomputing: bool) -> int:
-        """The checkpointed segment that runs."""
+    def segment(self) -> tuple[int, int]:
+        """The checkpointed segment that runs, and a flag if it is its recompute."""
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""
@@ -118,7 +118,8 @@ def post_product(
         parts, found = _forward_parts(books, cost, found)
         if phase is FORWARD or phase is RECOMPUTE:
             flags = _remember_forward(recorder, place, cost, found, flags)
-            segment = recorder.segment(phase is RECOMPUTE)
+            segment, again = recorder.segment()
+            flags |= again
             if not parts:
                 link = (-1, flags, segment, 0, (), _sizes(entry, args, out))
             elif first >= 0 and len(parts) == 1:
@@ -155,16 +156,17 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
     in_function = in_function_forward()
     if _is_grad_enabled():
         flags |= GRAPH
-    if in_function:
+    around = recorder.subclass_op
+    in_subclass = around is not None and around.tracked and around.number == _get_sequence_nr()
+    if in_function or in_subclass:
         flags |= HIDDEN
     if isinstance(cost, Cost) and cost.parts:
         flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
     # An op that makes no node must not write: the last number would be another node's.
-    around = recorder.subclass_op
     if (
         (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
         or in_function
-        or (around is not None and around.tracked and around.number == _get_sequence_nr())
+        or in_subclass
     ):
         _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
     return flags
@@ -209,6 +211,9 @@ def _backward_parts(
         pairs = ((n if n >= 0 else fallback, p.kind, p.flops) for n, p in zip(numbers, given, strict=True))
         return tuple(pair for pair in pairs if pair[0] >= 0), origin
     if found:
+        if known and found[0] != known[0] and found[0] in known:
+            # A product of two parameters is the first one's, and the second one its input.
+            return ((known[0], "weight_grad", flops),), origin
         return ((found[0], "input_grad", flops),), origin
     return (((known[0], "weight_grad", flops),) if known else ()), origin
 

@@ -85,6 +85,8 @@ class Books:
         self.segments: list[dict[int, bool]] = []
         """Of each checkpointed segment, torch's own note of the backwards that recomputed it."""
         self.segment_numbers: dict[int, int] = {}
+        self.enclosing: list[int] = []
+        """See `Journal.enclosing`."""
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
@@ -259,6 +261,7 @@ class Books:
     def _evidence(self) -> dict[str, Any]:
         return {
             "segments": [sum(done.values()) for done in self.segments],
+            "enclosing": list(self.enclosing),
             "readers": [Reader(number, op, *rest) for (number, op), rest in self.readers.items()],
             "batches": list(self.batches),
         }
@@ -299,7 +302,7 @@ class Books:
         ]
         self.n_products_before += len(self.products)
         self.products, self.copies = [], []
-        self.readers, self.batches, self.segments, self.segment_numbers = {}, [], [], {}
+        self.readers, self.batches, self.segments, self.segment_numbers, self.enclosing = {}, [], [], {}, []
         self.uncounted, self.inplace_adds = {}, []
         self.global_excess = 0
         return journal

@@ -74,7 +74,7 @@ def flop_bridge(
     n_tokens, tokens_from = choose_tokens(step, tokens)
     is_expert = _expert_pattern(experts)
     drafts = Drafts(FLOP_TERMS)
-    counts: dict[str, int] = dict.fromkeys(FLOP_TERMS, 0)
+    counts: dict[str, int] = dict.fromkeys((*FLOP_TERMS, "outer"), 0)
     for name, parameter in evidence.parameters.items():
         if parameter.read_as == "product":
             expert = bool(is_expert(name)) or (parameter.n_dims >= 3 and parameter.op in _EXPERT_PRODUCTS)
@@ -94,7 +94,7 @@ def flop_bridge(
         terms=drafts.terms(closed),
         measured=step.flops.total,
         rule=f"6·N·D, N {n:,} parameters, D {n_tokens:,} tokens ({tokens_from})",
-        notes=tuple(_notes(step)),
+        notes=tuple(_notes(step, spec)),
         closed_form=None if spec is None or closed is None else 6 * spec.n_params * n_tokens + sum(closed.values()),
     )
 
@@ -135,7 +135,10 @@ def _add_products(drafts: Drafts, counts: dict[str, int], p: ParameterEvidence, 
     no_gradient = plain - p.weight_grad_due
     drafts.add("frozen", -2 * no_gradient)
     drafts.add("no_input_gradient", -2 * (plain - p.input_grad_due))
+    drafts.add("elementwise", -2 * p.outer)
+    counts["outer"] += p.n_elements if p.outer else 0
     missing = _at_least_0(p.weight_grad_due - p.weight_grad_run) + _at_least_0(p.input_grad_due - p.input_grad_run)
+    missing = _at_least_0(missing - p.outer)
     drafts.add("no_backward", -2 * missing - 4 * p.graphless)
     hidden_weight = _at_least_0(p.hidden - p.hidden_weight_grad_run)
     hidden_input = _at_least_0(p.hidden - p.hidden_input_grad_run)
@@ -163,7 +166,10 @@ def _explain_parameters(drafts: Drafts, counts: dict[str, int], n_tokens: int) -
             drafts.explain(name, why)
 
     for term, what in _READ_AS.values():
-        say(term, f"6·D·n of {format_count(counts[term])} parameters {what}")
+        if counts[term]:
+            say(term, f"6·D·n of {format_count(counts[term])} parameters {what}")
+    if counts["outer"]:
+        say("elementwise", f"gradients of {format_count(counts['outer'])} parameters' products are outer products")
     n = {name: format_count(count) for name, count in counts.items()}
     say("inactive_experts", f"{n['inactive_experts']} parameters of experts that not every token went through")
     say("frozen", f"no weight gradient of {n['frozen']} parameters that need none")
@@ -193,8 +199,10 @@ def _add_the_rest(drafts: Drafts, step: StepReport) -> None:
         drafts.explain("uncounted", f"ops without a formula, of unknown cost: {calls}")
 
 
-def _notes(step: StepReport) -> Iterable[str]:
-    flops = step.flops
+def _notes(step: StepReport, spec: TransformerSpec | None) -> Iterable[str]:
+    flops, n = step.flops, step.evidence.n_parameters
+    if spec is not None and spec.n_params != n:
+        yield f"the spec has {spec.n_params:,} parameters, not {n:,}: its closed forms are those of another model"
     if flops.compiled_regions:
         yield (
             f"{flops.compiled_regions} compiled regions: products that the compiler put into kernels of its own are in "

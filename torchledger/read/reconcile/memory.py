@@ -106,7 +106,8 @@ def _largest_of(snapshot: MemorySnapshot, category: str) -> str:
     if row is None:
         return "none of them among the largest rows"
     times = f"{row.n_blocks} times " if row.n_blocks > 1 else ""
-    return f"most of all {times}{row.op or 'what was there'} of {row.module or 'the model'}: {format_bytes(row.nbytes)}"
+    made = f"{row.op} of {row.module or 'the model'}" if row.op else "what was there before"
+    return f"most of all {times}{made}: {format_bytes(row.nbytes)}"
 
 
 def phase_peaks(step: StepReport, device: str | None = None) -> tuple[PhasePeak, ...]:
