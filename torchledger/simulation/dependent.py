@@ -14,6 +14,7 @@ import torch
 from torchledger.simulation.blocks import storage_of
 from torchledger.simulation.keys import META
 from torchledger.simulation.operators import Operator
+from torchledger.simulation.results import contiguous_strides
 
 if TYPE_CHECKING:
     from torchledger.simulation.mode import SimulationMode
@@ -160,7 +161,7 @@ def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str
         tensor.shape if dim is not None else (n,), tensor.stride() if dim is not None else (1,), tensor.dtype
     )
     shape = tensor.shape if dim is None else (n,)
-    inverse = mode.results.fresh(shape if flags.get("return_inverse") else (0,), _packed(shape if flags.get(
+    inverse = mode.results.fresh(shape if flags.get("return_inverse") else (0,), contiguous_strides(shape if flags.get(
         "return_inverse") else (0,)), torch.int64)  # fmt: skip
     counts = mode.results.fresh((n,) if flags.get("return_counts") else (0,), (1,), torch.int64)
     mode.enter((first, inverse, counts), block.place)
@@ -262,14 +263,6 @@ _RULES = {
     aten.ne: "kept",
     aten.sum: "all",
 }
-
-
-def _packed(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 SPECIALS = {

@@ -5,13 +5,14 @@ Most are composites whose C++ asks whether a tensor is on CUDA; here they are as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchledger import internals
-from torchledger.simulation import attention
+from torchledger.simulation import attention, recurrent
 from torchledger.simulation.autocast import Autocast, mirror
 from torchledger.simulation.patching import Patches
 
@@ -44,6 +45,9 @@ class Kernels:
             aten.batch_norm.default: self.batch_norm,
             aten.linear.default: self.linear,
             aten.one_hot.default: self.one_hot,
+            aten.ctc_loss.IntList: self.ctc_loss,
+            aten.ctc_loss.Tensor: self.ctc_loss,
+            **recurrent.table(self.device, self.is_on_device),
         }
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -104,6 +108,22 @@ class Kernels:
         if self.device.values.of(out) is None:
             self.device.shares.set(out, num_classes)
         return out
+
+    def ctc_loss(
+        self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:  # fmt: skip
+        args = (log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        if not self.is_on_device(log_probs):
+            op = aten.ctc_loss.Tensor if isinstance(input_lengths, torch.Tensor) else aten.ctc_loss.IntList
+            return op._op_dk(_composite_key, *args)
+        loss = aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+        if zero_infinity:
+            loss = torch.where(loss == math.inf, torch.zeros((), device=loss.device), loss)
+        if reduction == 1:
+            lengths = torch.as_tensor(target_lengths).to(loss.device, loss.dtype)
+            return (loss / lengths.clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss
 
     def _adding_in_place(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a composition that adds in place where no mode is on."""

@@ -143,7 +143,7 @@ class SimulationMode(TorchDispatchMode):
     def meeting(self, operator: Operator, one: int, other: int, tensor: torch.Tensor) -> int:
         """The place of an op with arguments in two places."""
         if tensor.dim() and not moves.may_differ(operator):
-            moves.raise_two_devices(one, other)
+            moves.raise_two_devices(one, other, operator.name)
         return max(one, other)
 
     def target(self, device: torch.device | None, place: int | None) -> int | torch.device | None:

@@ -64,10 +64,10 @@ def check_same_device(operator: Operator, tensor: torch.Tensor, place: int) -> N
         RuntimeError: it is more.
     """
     if (tensor.dim() and tensor.numel()) and not may_differ(operator) and tensor.device.type != "meta":
-        raise_two_devices(place, HOST)
+        raise_two_devices(place, HOST, operator.name)
 
 
-def raise_two_devices(one: int, other: int) -> None:
+def raise_two_devices(one: int, other: int, op: str) -> None:
     """Raise what torch raises.
 
     Raises:
@@ -75,7 +75,8 @@ def raise_two_devices(one: int, other: int) -> None:
     """
     names = sorted((device_name(one), device_name(other)), reverse=True)
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {names[0]} and {names[1]}!"
+        f"Expected all tensors to be on the same device, but found at least two devices, {names[0]} and {names[1]}! "
+        f"(in {op})"
     )
 
 

@@ -90,6 +90,19 @@ class Results:
         return spec
 
 
+def contiguous_strides(shape: Any) -> tuple[int, ...]:
+    """The strides of a contiguous tensor.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
 def signature(arg: Any) -> Any:
     """What of an argument the results of an op depend on."""
     if isinstance(arg, _Tensor):

@@ -9,6 +9,7 @@ import torch
 from torchledger.errors import SimulationError
 from torchledger.simulation.keys import inside
 from torchledger.simulation.operators import Kind, Operator
+from torchledger.simulation.results import contiguous_strides
 
 if TYPE_CHECKING:
     from torchledger.simulation.mode import SimulationMode
@@ -73,7 +74,7 @@ def run(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, A
         mask = args[1]
         return _make(mode, mask, parts_of(mask)[0].shape[1], first.dtype, place, True)
     if name in ("_to_dense", "to_dense", "add"):
-        dense = mode.results.fresh(first.shape, _contiguous(first.shape), first.dtype)
+        dense = mode.results.fresh(first.shape, contiguous_strides(first.shape), first.dtype)
         mode.enter(dense, place)
         return dense
     raise SimulationError(f"{operator.name} of sparse tensors is not simulated: keep the gradient dense in a dry run.")
@@ -85,7 +86,7 @@ def _make(
     old_indices, old_values = parts_of(like)
     indices = mode.results.fresh((old_indices.shape[0], n), (n, 1), torch.int64)
     shape = (n, *old_values.shape[1:])
-    values = mode.results.fresh(shape, _contiguous(shape), dtype)
+    values = mode.results.fresh(shape, contiguous_strides(shape), dtype)
     mode.enter((indices, values), place)
     with inside():
         made = aten._sparse_coo_tensor_with_dims_and_tensors(
@@ -93,11 +94,3 @@ def _make(
             layout=torch.sparse_coo, device=torch.device("meta"), is_coalesced=coalesced,
         )  # fmt: skip
     return mode.device.backend.rekey(made)
-
-
-def _contiguous(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchledger.simulation import convolutions, dependent, moves
+from torchledger.simulation import convolutions, dependent, moves, recurrent
 from torchledger.simulation.operators import Operator
+from torchledger.simulation.results import contiguous_strides
 
 if TYPE_CHECKING:
     from torchledger.simulation.mode import SimulationMode
@@ -44,7 +45,7 @@ def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     results = mode.results
     out = results.make(operator, args, kwargs)[0]
-    strides = _contiguous(rows)
+    strides = contiguous_strides(rows)
     made = (out, results.fresh(rows, strides, dtype), results.fresh(rows, strides, dtype))
     mode.enter(made, place)
     return made
@@ -59,7 +60,7 @@ def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     rows = x.shape[: x.dim() - len(args[1])] + (1,) * len(args[1])
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     fresh = mode.results.fresh
-    made = (fresh(x.shape, _contiguous(x.shape), x.dtype), fresh(rows, _contiguous(rows), dtype))
+    made = (fresh(x.shape, contiguous_strides(x.shape), x.dtype), fresh(rows, contiguous_strides(rows), dtype))
     mode.enter(made, place)
     return made
 
@@ -72,7 +73,7 @@ def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwarg
     _, x, _, _, weight, mask = args[:6]
     fresh = mode.results.fresh
     made = tuple(
-        fresh(t.shape, _contiguous(t.shape), t.dtype) if wanted and t is not None else None
+        fresh(t.shape, contiguous_strides(t.shape), t.dtype) if wanted and t is not None else None
         for t, wanted in zip((x, weight), mask, strict=True)
     )
     mode.enter(made, place)
@@ -99,6 +100,16 @@ def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, An
     return False
 
 
+def weight_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gradients like the direction and the norms that were saved."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    made = tuple(mode.results.fresh(t.shape, contiguous_strides(t.shape), t.dtype) for t in args[1:3])
+    mode.enter(made, place)
+    return made
+
+
 def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._ctc_loss`: a loss for each sequence, and the table of its forward pass."""
     place = mode.locate(operator, args, kwargs)
@@ -110,7 +121,7 @@ def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     time, batch = log_probs.shape[:2]
     table = (batch, time, 2 * longest + 1)
     fresh = mode.results.fresh
-    made = (fresh((batch,), (1,), log_probs.dtype), fresh(table, _contiguous(table), log_probs.dtype))
+    made = (fresh((batch,), (1,), log_probs.dtype), fresh(table, contiguous_strides(table), log_probs.dtype))
     mode.enter(made, place)
     return made
 
@@ -120,17 +131,9 @@ def like_second(mode: SimulationMode, operator: Operator, args: Any, kwargs: dic
     place = mode.locate(operator, args, kwargs)
     if place is None:
         return operator.call(*args, **kwargs)
-    made = mode.results.fresh(args[1].shape, _contiguous(args[1].shape), args[1].dtype)
+    made = mode.results.fresh(args[1].shape, contiguous_strides(args[1].shape), args[1].dtype)
     mode.enter(made, place)
     return made
-
-
-def _contiguous(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -205,11 +208,13 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
     **{getattr(aten._use_cudnn_ctc_loss, name): no for name in ("default", "Tensor")},
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._ctc_loss.default: ctc_loss,
     aten._ctc_loss.Tensor: ctc_loss,
     aten._ctc_loss_backward.default: like_second,
     aten._ctc_loss_backward.Tensor: like_second,
     **convolutions.SPECIALS,
     **dependent.SPECIALS,
+    **recurrent.SPECIALS,
     **_foreach_specials(),
 }
