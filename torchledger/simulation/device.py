@@ -85,6 +85,7 @@ class SimulatedDevice:
         self.results = Results(self.backend)
         self.stream = 0
         self.words: Any = None
+        self.autocast: Any = None
         self.notes: list[str] = []
         self.hidden_bytes = 0
         """Workspaces and copies inside ops that are held now."""

@@ -6,6 +6,7 @@ Most are composites whose C++ asks whether a tensor is on CUDA; here they are as
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -151,23 +152,30 @@ def _cudnn_normalizes(
 
 def register(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
     """Register them, until the patches are restored."""
-    backend = device.backend.name
     kernels = Kernels(device, mode)
+    device.autocast = Autocast(device)
     mode.composites = kernels.table()
     library = torch.library.Library("aten", "IMPL")
     patches.on_restore(library._destroy)
+    with warnings.catch_warnings():
+        # XPU has autocast kernels of its own, which come back with the end of the library.
+        warnings.simplefilter("ignore", UserWarning)
+        _fill(device, mode, library, patches)
+    mirror(device, device.autocast, patches)
+
+
+def _fill(device: SimulatedDevice, mode: SimulationMode, library: Any, patches: Patches) -> None:
+    backend = device.backend.name
     for op, function in mode.composites.items():
         library.impl(op.name(), function, f"Autograd{backend}")
     for name in WHOLE:
         if hasattr(aten, name):
             library.impl(name, _never, backend)
-    autocast = Autocast(device)
     if not internals.has_backend_fallback(device.backend.autocast_key):
         fallback = torch.library.Library("_", "IMPL")
         patches.on_restore(fallback._destroy)
         fallback.fallback(internals.fallthrough_kernel, f"Autocast{backend}")
-    autocast.register(library)
-    mirror(device, autocast, patches)
+    device.autocast.register(library)
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

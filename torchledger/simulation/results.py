@@ -82,8 +82,15 @@ class Results:
         """A simulated tensor with a new storage."""
         return self.backend.rekey(_empty_strided(shape, stride, dtype=dtype, device=META))
 
+    def within(self, n_elements: int, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        """A simulated tensor with a new storage that has room for more."""
+        room = _empty_strided((n_elements,), (1,), dtype=dtype, device=META)
+        return self.backend.rekey(room.as_strided(shape, stride))
+
     def _from_spec(self, spec: Any) -> Any:
         if type(spec) is tuple:
+            if spec[3]:
+                return self.within(spec[3], spec[0], spec[1], spec[2])
             return self.backend.rekey(_empty_strided(spec[0], spec[1], dtype=spec[2], device=META))
         if type(spec) is list:
             return tuple(self._from_spec(item) for item in spec)
@@ -125,7 +132,10 @@ def _named(kwargs: dict[str, Any]) -> Any:
 def _spec(out: Any) -> Any:
     """What is kept of a result; one list for all of several."""
     if isinstance(out, _Tensor):
-        return (out.shape, out.stride(), out.dtype)
+        shape, stride = out.shape, out.stride()
+        needed = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if out.numel() else 0
+        room = storage_of(out).nbytes() // out.element_size()
+        return (shape, stride, out.dtype, room if room != needed else 0)
     if isinstance(out, list | tuple):
         return [_spec(item) for item in out]
     return out
@@ -144,7 +154,7 @@ def _aliases(out: Any, args: Any) -> bool:
         if isinstance(tensor, _Tensor):
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
                 return True
-            if id(storage_of(tensor)) in seen:
+            if id(storage_of(tensor)) in seen or tensor.storage_offset():
                 return True
             seen.add(id(storage_of(tensor)))
     return False

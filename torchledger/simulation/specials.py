@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,18 @@ def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
 def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
     """Questions that a device answers with no."""
     return False
+
+
+def mse_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A reduced loss keeps the storage of the unreduced one: the op's output is made so, and then resized."""
+    place = mode.locate(operator, args, kwargs)
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if place is None or not reduction:
+        return mode.run_functional(operator, args, kwargs)
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    out = mode.results.within(max(math.prod(shape), 1), (), (), torch.result_type(args[0], args[1]))
+    mode.enter(out, place)
+    return out
 
 
 def weight_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -208,6 +221,7 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
     **{getattr(aten._use_cudnn_ctc_loss, name): no for name in ("default", "Tensor")},
+    aten.mse_loss.default: mse_loss,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._ctc_loss.default: ctc_loss,
     aten._ctc_loss.Tensor: ctc_loss,
