@@ -65,7 +65,7 @@ def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
         return operator.call(*args, **kwargs)
     n = count_kept(mode, tensor)
     # A device makes it column by column: (n, dim) with strides (1, n).
-    out = mode.results.fresh((n, tensor.dim()), (1, max(n, 1)), torch.int64)
+    out = mode.results.fresh((n, tensor.dim()), (1, n), torch.int64)
     mode.enter(out, block.place)
     known = mode.values.of(tensor)
     if known is not None:
@@ -164,8 +164,9 @@ def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str
     inverse = mode.results.fresh(shape if flags.get("return_inverse") else (0,), contiguous_strides(shape if flags.get(
         "return_inverse") else (0,)), torch.int64)  # fmt: skip
     counts = mode.results.fresh((n,) if flags.get("return_counts") else (0,), (1,), torch.int64)
-    mode.enter((first, inverse, counts), block.place)
-    return first, inverse, counts
+    outs = (first, inverse, counts)[: len(operator.op._schema.returns)]
+    mode.enter(outs, block.place)
+    return outs
 
 
 def bincount(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -218,14 +219,14 @@ def repeat_interleave(mode: SimulationMode, operator: Operator, args: Any, kwarg
 
 
 def equal(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`aten.equal`: whether two tensors have the same values; unknown ones are taken to differ."""
+    """`aten.equal`, `aten.allclose`: whether two tensors have the same values; unknown ones are taken to differ."""
     if mode.locate(operator, args, kwargs) is None:
         return operator.call(*args, **kwargs)
     if args[0].shape != args[1].shape:
         return False
     known = [mode.values.of(tensor) for tensor in args[:2]]
     if known[0] is not None and known[1] is not None:
-        return operator.call(*known)
+        return operator.call(*known, *args[2:], **kwargs)
     if id(storage_of(args[0])) == id(storage_of(args[1])) and args[0].stride() == args[1].stride():
         return True
     mode.device.assumptions["bool taken for False"] += 1
@@ -274,10 +275,12 @@ SPECIALS = {
     aten.index_put_.default: index_put,
     aten._index_put_impl_.default: index_put,
     aten._unsafe_index_put.default: index_put,
+    aten._unique.default: unique,
     aten._unique2.default: unique,
     aten.unique_consecutive.default: unique,
     aten.unique_dim.default: unique,
     aten.bincount.default: bincount,
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.equal.default: equal,
+    aten.allclose.default: equal,
 }

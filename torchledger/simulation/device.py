@@ -87,6 +87,8 @@ class SimulatedDevice:
         self.words: Any = None
         self.autocast: Any = None
         self.notes: list[str] = []
+        if not self.facts.is_reported and capacity_bytes is None:
+            self.note(f"what the driver of {accelerator} reports is not on record: its capacity is the data sheet's")
         self.hidden_bytes = 0
         """Workspaces and copies inside ops that are held now."""
         self.watches: list[Watch] = []

@@ -49,6 +49,8 @@ class Results:
         """Run an op's meta kernel."""
         if "generator" in kwargs:
             kwargs = {k: v for k, v in kwargs.items() if k != "generator"}
+        args = [self._without_data(arg) for arg in args]
+        kwargs = {name: self._without_data(value) for name, value in kwargs.items()}
         with inside():
             try:
                 return operator.call(*args, **kwargs)
@@ -57,6 +59,15 @@ class Results:
                     f"torch does not know what {operator.name} gives without running it (no meta kernel): "
                     f"{str(error).splitlines()[0]} Give a custom op one with torch.library.register_fake."
                 ) from error
+
+    def _without_data(self, arg: Any) -> Any:
+        """An argument of a meta kernel: a real tensor would draw the result to the host."""
+        if isinstance(arg, _Tensor):
+            if arg.layout is torch.strided and storage_of(arg).device.type == "cpu":
+                return _empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
+        elif isinstance(arg, list | tuple) and any(isinstance(item, _Tensor) for item in arg):
+            return [self._without_data(item) for item in arg]
+        return arg
 
     def check(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> None:
         """Let an in-place op complain of its arguments, once for each signature; it writes nothing."""

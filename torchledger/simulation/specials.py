@@ -101,16 +101,33 @@ def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, An
     return False
 
 
-def mse_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def reduced_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """A reduced loss keeps the storage of the unreduced one: the op's output is made so, and then resized."""
     place = mode.locate(operator, args, kwargs)
-    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
-    if place is None or not reduction:
+    named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
+    if place is None or not named.get("reduction", 1):
         return mode.run_functional(operator, args, kwargs)
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     out = mode.results.within(max(math.prod(shape), 1), (), (), torch.result_type(args[0], args[1]))
     mode.enter(out, place)
     return out
+
+
+def batch_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gradients like the input, the weight and the bias, those that are asked for."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
+    x, weight, mask = named["input"], named["weight"], named["output_mask"]
+    fresh = mode.results.fresh
+    channels = (x.shape[1],)
+    made = (
+        fresh(x.shape, dense_strides(x), x.dtype) if mask[0] else None,
+        *(fresh(channels, (1,), (weight if weight is not None else x).dtype) if wanted else None for wanted in mask[1:]),
+    )
+    mode.enter(made, place)
+    return made
 
 
 def weight_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -221,8 +238,14 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
     **{getattr(aten._use_cudnn_ctc_loss, name): no for name in ("default", "Tensor")},
-    aten.mse_loss.default: mse_loss,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.mse_loss.default: reduced_loss,
+    aten.smooth_l1_loss.default: reduced_loss,
+    aten.soft_margin_loss.default: reduced_loss,
+    aten.binary_cross_entropy.default: reduced_loss,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.multi_margin_loss_backward.default: like_second,
+    aten.multilabel_margin_loss_backward.default: like_second,
     aten._ctc_loss.default: ctc_loss,
     aten._ctc_loss.Tensor: ctc_loss,
     aten._ctc_loss_backward.default: like_second,
