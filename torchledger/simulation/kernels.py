@@ -15,6 +15,7 @@ import torch
 from torchledger import internals
 from torchledger.simulation import attention, recurrent
 from torchledger.simulation.autocast import Autocast, mirror
+from torchledger.simulation.facts import torch_version
 from torchledger.simulation.patching import Patches
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
+# The kernels that read one of these and write float32; bfloat16 came later (`_softmax`'s checks in torch 2.9 and 2.13).
+_READ_AS_FLOAT32 = (torch.float16, *((torch.bfloat16,) if torch_version() >= (2, 13) else ()))
 _composite_key = internals.composite_implicit_key
 WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Composites that have a kernel of their own on CUDA, by which they arrive whole."""
@@ -80,12 +82,12 @@ class Kernels:
         return aten.dropout.default._op_dk(_composite_key, tensor, p, train)
 
     def softmax(self, tensor: Any, dim: int, dtype: Any = None) -> Any:
-        if dtype is torch.float32 and tensor.dtype in _HALF and self.is_on_device(tensor):
+        if dtype is torch.float32 and tensor.dtype in _READ_AS_FLOAT32 and self.is_on_device(tensor):
             return aten._softmax(tensor, dim, True)
         return aten.softmax.int._op_dk(_composite_key, tensor, dim, dtype)
 
     def log_softmax(self, tensor: Any, dim: int, dtype: Any = None) -> Any:
-        if dtype is torch.float32 and tensor.dtype in _HALF and self.is_on_device(tensor):
+        if dtype is torch.float32 and tensor.dtype in _READ_AS_FLOAT32 and self.is_on_device(tensor):
             return aten._log_softmax(tensor, dim, True)
         return aten.log_softmax.int._op_dk(_composite_key, tensor, dim, dtype)
 
