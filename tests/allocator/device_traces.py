@@ -17,9 +17,7 @@ from typing import Any
 
 import torchledger as tl
 
-FOLDER = Path(
-    os.environ.get("TORCHLEDGER_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces")
-)
+FOLDER = Path(os.environ.get("TORCHLEDGER_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces"))
 FILES = sorted(FOLDER.glob("*.json.gz"))
 MIB = 1 << 20
 
@@ -105,9 +103,7 @@ def lay_out(
     return blocks
 
 
-def block_size(
-    address: int, requested: int, room: int, kind: str, events: list[tuple[str, int, int, int]]
-) -> int:
+def block_size(address: int, requested: int, room: int, kind: str, events: list[tuple[str, int, int, int]]) -> int:
     """The size of a block that is freed within the trace, which only its surroundings tell."""
     size = round_up(requested)
     if kind == "small":

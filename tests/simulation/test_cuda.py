@@ -19,7 +19,9 @@ from torchledger.simulation.facts import assumed_versions, simulated_accelerator
 
 
 def test_questions_about_the_device(h100: SimulatedDevice) -> None:
-    assert torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.device_count() == 1
+    assert torch.cuda.is_available()
+    assert torch.cuda.is_initialized()
+    assert torch.cuda.device_count() == 1
     assert torch.cuda.current_device() == 0
     torch.cuda.set_device(0)
     torch.cuda.init()
@@ -28,9 +30,11 @@ def test_questions_about_the_device(h100: SimulatedDevice) -> None:
     properties = torch.cuda.get_device_properties(torch.device("cuda"))
     assert (properties.major, properties.minor, properties.multi_processor_count) == (9, 0, 132)
     assert torch.cuda.is_bf16_supported()
-    assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() == h100.versions.cudnn_number
+    assert torch.backends.cudnn.is_available()
+    assert torch.backends.cudnn.version() == h100.versions.cudnn_number
     assert torch.version.cuda == h100.versions.cuda
-    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.cuda.set_device(1)
 
@@ -105,10 +109,12 @@ def test_random_states(h100: SimulatedDevice) -> None:
 def test_generators_of_the_device(h100: SimulatedDevice) -> None:
     generator = torch.Generator(device="cuda")
     generator.manual_seed(1)
-    assert generator.device == torch.device("cuda", 0) and isinstance(generator, torch.Generator)
+    assert generator.device == torch.device("cuda", 0)
+    assert isinstance(generator, torch.Generator)
     assert torch.randn(3, device="cuda", generator=generator).is_cuda
     assert torch.empty(3, device="cuda").normal_(generator=generator).is_cuda
-    assert not isinstance(3, torch.Generator) and torch.Generator().device.type == "cpu"
+    assert not isinstance(3, torch.Generator)
+    assert torch.Generator().device.type == "cpu"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -116,7 +122,8 @@ def test_checkpointing_keeps_the_random_state(reentrant: bool, h100: SimulatedDe
     block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).cuda()
     x = torch.randn(4, 8, device="cuda", requires_grad=True)
     checkpoint(block, x, use_reentrant=reentrant).sum().backward()
-    assert x.grad is not None and x.grad.is_cuda
+    assert x.grad is not None
+    assert x.grad.is_cuda
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -126,9 +133,8 @@ def test_data_loaders_with_pinned_memory(workers: int, h100: SimulatedDevice) ->
     for x, y in DataLoader(data, 4, shuffle=True, num_workers=workers, pin_memory=True):
         assert x.is_pinned()
         assert torch.equal(x[:, 0], 2.0 * y)  # the data are true
-        x, y = x.to("cuda", non_blocking=True), y.cuda(non_blocking=True)
-        assert x.is_cuda
-        seen += y.tolist()
+        assert x.to("cuda", non_blocking=True).is_cuda
+        seen += y.cuda(non_blocking=True).tolist()
     assert sorted(seen) == list(range(8))
 
 
@@ -162,7 +168,12 @@ def test_workspace_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_assumed_versions_are_the_installed_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for version, cudnn in (("2.9.1+cu128", "9.10.2"), ("2.14.1", "9.24.0"), ("2.15.0a0", "9.26.0"), ("2.8.0", "9.10.2")):
+    for version, cudnn in (
+        ("2.9.1+cu128", "9.10.2"),
+        ("2.14.1", "9.24.0"),
+        ("2.15.0a0", "9.26.0"),
+        ("2.8.0", "9.10.2"),
+    ):
         monkeypatch.setattr(torch, "__version__", version)
         assert assumed_versions().cudnn == cudnn
     assert assumed_versions().cudnn_number == 91002

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from torch import nn
 
 import torchledger as tl
 from torchledger import internals
-from torchledger.errors import SimulationEndedError, SimulationError, TorchVersionError, UnknownAcceleratorError, UsageError
+from torchledger.errors import (
+    SimulationEndedError,
+    SimulationError,
+    TorchVersionError,
+    UnknownAcceleratorError,
+    UsageError,
+)
 from torchledger.simulation import active
 from torchledger.simulation.device import torch_size
 from torchledger.simulation.keys import Backend
@@ -24,7 +31,7 @@ def names_of_torch() -> dict[tuple[str, str], Any]:
     owners: list[Any] = [
         torch, torch.Tensor, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx,
         torch.accelerator, torch.backends.cudnn, torch.backends.cuda, torch.nn, torch.nn.Module, torch.nn.parallel,
-        torch.distributed, torch.nested, torch.version, torch.utils._device.DeviceContext, sys.modules["threading"].Thread,
+        torch.distributed, torch.nested, torch.version, torch.utils._device.DeviceContext, threading.Thread,
     ]  # fmt: skip
     return {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
 
@@ -62,9 +69,13 @@ def test_all_is_put_back_after_an_error(everything_is_put_back: None) -> None:
     class OwnError(Exception):
         pass
 
-    with pytest.raises(OwnError), tl.simulate("a100-sxm"), torch.autocast("cuda", torch.bfloat16):
-        torch.ones(3, device="cuda")
-        raise OwnError
+    def fail() -> None:
+        with tl.simulate("a100-sxm"), torch.autocast("cuda", torch.bfloat16):
+            torch.ones(3, device="cuda")
+            raise OwnError
+
+    with pytest.raises(OwnError):
+        fail()
 
 
 def test_all_is_put_back_when_entering_fails(everything_is_put_back: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +162,8 @@ def test_either_backend_lends_its_keys(keys: str, monkeypatch: pytest.MonkeyPatc
             out = model(torch.ones(2, 8, device="cuda"))
         assert out.dtype is torch.bfloat16
         out.sum().backward()
-        assert parameter.grad is not None and parameter.grad.is_cuda
+        assert parameter.grad is not None
+        assert parameter.grad.is_cuda
 
 
 # Memory
@@ -205,13 +217,20 @@ class Wide(nn.Module):
 def test_out_of_memory_in_torchs_words_with_what_holds_the_memory() -> None:
     with tl.simulate("h100-sxm", capacity_bytes="256 MiB"):
         model = nn.Sequential(Wide(), Wide()).cuda()
-        x = torch.empty(3000, 1024, device="cuda")
+        inputs = [torch.empty(3000, 1024, device="cuda")]
         ledger = tl.Ledger(model)
-        with pytest.raises(torch.OutOfMemoryError) as caught, ledger:
-            for _ in range(3):
-                model(x).sum().backward()
+
+        def train() -> None:
+            with ledger:
+                for _ in range(3):
+                    model(inputs[0]).sum().backward()
+
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            train()
         text = str(caught.value)
-        assert text.startswith("CUDA out of memory. Tried to allocate 46.88 MiB. GPU 0 has a total capacity of 256.00 MiB")
+        assert text.startswith(
+            "CUDA out of memory. Tried to allocate 46.88 MiB. GPU 0 has a total capacity of 256.00 MiB"
+        )
         for words in ("of which", "is allocated by PyTorch", "is reserved by PyTorch but unallocated"):
             assert words in text
         (note,) = caught.value.__notes__
@@ -221,7 +240,8 @@ def test_out_of_memory_in_torchs_words_with_what_holds_the_memory() -> None:
         assert report.n_steps == 1
         assert report.peak.activations >= 3000 * 4096 * 4
         # The device goes on: what the failed step held is gone with its frames.
-        del x, caught
+        inputs.clear()
+        del caught
         gc.collect()
         assert torch.cuda.memory_allocated() < 110 << 20
         model(torch.ones(2, 1024, device="cuda"))

@@ -29,8 +29,11 @@ def train_sparse(device: str, optimizer: Any) -> tl.Report:
         for _ in range(2):
             model(ids).sum().backward()
             gradient = model.weight.grad
-            assert gradient is not None and gradient.is_sparse and gradient.device.type == device
-            assert gradient._nnz() == 32 and gradient._values().shape == (32, 16)
+            assert gradient is not None
+            assert gradient.is_sparse
+            assert gradient.device.type == device
+            assert gradient._nnz() == 32
+            assert gradient._values().shape == (32, 16)
             del gradient
             optim.step()
             optim.zero_grad()
@@ -59,10 +62,12 @@ def test_channels_last(h100: SimulatedDevice) -> None:
     assert model(x).is_contiguous()
     model.to(memory_format=torch.channels_last)
     out = model(x.to(memory_format=torch.channels_last))
-    assert out.is_contiguous(memory_format=torch.channels_last) and not out.is_contiguous()
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert not out.is_contiguous()
     out.sum().backward()
     gradient = model[0].weight.grad
-    assert gradient is not None and gradient.is_contiguous(memory_format=torch.channels_last)
+    assert gradient is not None
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -88,9 +93,11 @@ def test_saving_keeps_in_the_simulation_what_has_no_data(tmp_path: Path, h100: S
     path.write_bytes(b"precious")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, path)
     assert path.read_bytes() == b"precious"
-    assert requested() == before and "no file was written" in h100.notes[-1]
+    assert requested() == before
+    assert "no file was written" in h100.notes[-1]
     loaded = torch.load(path, map_location="cpu", weights_only=True)
-    assert loaded["epoch"] == 3 and loaded["model"]["0.weight"].device.type == "cpu"
+    assert loaded["epoch"] == 3
+    assert loaded["model"]["0.weight"].device.type == "cpu"
     assert loaded["model"]["1.num_batches_tracked"].item() == 1
     assert requested() == before
     loaded = torch.load(path)
@@ -177,7 +184,9 @@ def test_an_op_without_a_meta_kernel_says_what_to_do(h100: SimulatedDevice) -> N
         ("Adadelta", {"foreach": True}, 2 * 49_152),
     ],
 )
-def test_transients_of_optimizer_steps(name: str, options: dict[str, Any], transient: int, h100: SimulatedDevice) -> None:
+def test_transients_of_optimizer_steps(
+    name: str, options: dict[str, Any], transient: int, h100: SimulatedDevice
+) -> None:
     # AdamW over 1-D parameters of 4,096 and 8,192 elements, second step: foreach 49,152, for-loop 81,920, fused 0.
     parameters = [nn.Parameter(torch.ones(n, device="cuda")) for n in (4096, 8192)]
     optimizer = getattr(torch.optim, name)(parameters, **options)

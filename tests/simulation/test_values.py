@@ -51,8 +51,11 @@ def test_small_integers_are_what_they_would_be(
 
 def test_what_depends_on_weights_is_assumed_and_counted(h100: SimulatedDevice) -> None:
     x = torch.randn(4, 4, device="cuda")
-    assert x.sum().item() == 1.0 and bool((x > 0).any()) is False and x.argmax().item() == 1
-    assert x.tolist() == [[1.0] * 4] * 4 and float(x[0, 0]) == 1.0
+    assert x.sum().item() == 1.0
+    assert bool((x > 0).any()) is False
+    assert x.argmax().item() == 1
+    assert x.tolist() == [[1.0] * 4] * 4
+    assert float(x[0, 0]) == 1.0
     assert not torch.isnan(x).any()
     assert h100.assumptions["float taken for 1.0"] == 3
     assert h100.assumptions["bool taken for False"] == 2
@@ -80,7 +83,8 @@ def test_step_counters_on_the_device_count(h100: SimulatedDevice) -> None:
         model(torch.ones(2, 4, device="cuda")).sum().backward()
         optimizer.step()
     state = optimizer.state[model.weight]
-    assert state["step"].is_cuda and state["step"].item() == 3
+    assert state["step"].is_cuda
+    assert state["step"].item() == 3
     norm = nn.BatchNorm1d(4).cuda()
     norm(torch.ones(2, 4, device="cuda"))
     assert norm.num_batches_tracked.item() == 1
@@ -105,7 +109,8 @@ class Big(nn.Module):
 
 def test_weights_take_no_host_memory(h100: SimulatedDevice) -> None:
     model = Big()
-    assert model.weight.device.type == "cpu" and model.linear.weight.device.type == "cpu"
+    assert model.weight.device.type == "cpu"
+    assert model.linear.weight.device.type == "cpu"
     for tensor in (model.weight, model.linear.weight, model.mask):
         assert torch.Tensor.untyped_storage(tensor).device.type == "meta"
     assert model.positions.tolist() == list(range(16))  # small ones are real
@@ -121,7 +126,7 @@ def test_weights_take_no_host_memory(h100: SimulatedDevice) -> None:
 
 
 def test_reading_them_is_a_clear_error(h100: SimulatedDevice) -> None:
-    with pytest.raises(SimulatedValueError, match="0-dim, float32.*constructor makes have no data"):
+    with pytest.raises(SimulatedValueError, match=r"0-dim, float32.*constructor makes have no data"):
         Big(read=True)
     model = Big()
     for use in (model.weight.detach().numpy, model.weight.tolist, lambda: bool(model.weight.sum() > 0)):
@@ -147,7 +152,8 @@ def test_the_host_is_a_device_of_the_ledger_too(h100: SimulatedDevice) -> None:
         out = model(torch.ones(2, 1024))
     memory = ledger.report.steps[0].memory["cpu"]
     assert memory.start.parameters == 4 * (2 * 1024 * 1024 + 1024)
-    assert out.device.type == "cpu" and not ledger.report.faults
+    assert out.device.type == "cpu"
+    assert not ledger.report.faults
     assert ledger.report.flops.forward == 2 * 2 * 2 * 1024 * 1024
 
 
@@ -177,9 +183,11 @@ def test_unknown_masks(mode: str, rows: int) -> None:
 def test_known_masks_are_exact_under_either_assumption() -> None:
     for mode in ("worst", "balanced"):
         (shape, values), assumptions = keep(
-            mode, lambda: ((torch.arange(10, device="cuda") > 6).nonzero().shape, torch.arange(9, device="cuda").unique())
+            mode,
+            lambda: ((torch.arange(10, device="cuda") > 6).nonzero().shape, torch.arange(9, device="cuda").unique()),
         )
-        assert shape == (3, 1) and not assumptions
+        assert shape == (3, 1)
+        assert not assumptions
         assert values is not None
 
 
@@ -205,5 +213,7 @@ def test_routers() -> None:
 
 def test_equality_of_unknown_tensors(h100: SimulatedDevice) -> None:
     x = torch.randn(3, device="cuda")
-    assert torch.equal(x, x) and not torch.equal(x, x + 1) and not torch.equal(x, x[:2])
+    assert torch.equal(x, x)
+    assert not torch.equal(x, x + 1)
+    assert not torch.equal(x, x[:2])
     assert torch.equal(torch.arange(3, device="cuda"), torch.arange(3, device="cuda"))

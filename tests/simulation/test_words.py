@@ -57,9 +57,12 @@ CUDA = torch.device("cuda", 0)
 def test_ways_onto_the_device(make: Callable[[], torch.Tensor], h100: SimulatedDevice) -> None:
     tensor = make()
     assert tensor.device == CUDA
-    assert tensor.is_cuda and not tensor.is_cpu and not tensor.is_meta
+    assert tensor.is_cuda
+    assert not tensor.is_cpu
+    assert not tensor.is_meta
     assert tensor.get_device() == 0
-    assert isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, nn.Parameter)
+    assert isinstance(tensor, torch.Tensor)
+    assert type(tensor) in (torch.Tensor, nn.Parameter)
     assert torch.cuda.memory_allocated() >= 512
     assert "device='cuda:0'" in repr(tensor)
     del tensor
@@ -79,7 +82,8 @@ def test_ways_onto_the_device(make: Callable[[], torch.Tensor], h100: SimulatedD
 )
 def test_ways_off_the_device(make: Callable[[], torch.Tensor], h100: SimulatedDevice) -> None:
     tensor = make()
-    assert tensor.device.type == "cpu" and not tensor.is_cuda
+    assert tensor.device.type == "cpu"
+    assert not tensor.is_cuda
     tensor.detach().numpy()
     assert torch.cuda.memory_allocated() == 0
 
@@ -99,16 +103,22 @@ def test_modules_keep_their_parameters(h100: SimulatedDevice) -> None:
 
 def test_what_is_there_already_is_not_copied(h100: SimulatedDevice) -> None:
     x = torch.ones(3, device="cuda")
-    assert x.to("cuda") is x and x.cuda() is x and x.to("cuda:0", torch.float32) is x and x.to(x) is x
+    assert x.to("cuda") is x
+    assert x.cuda() is x
+    assert x.to("cuda:0", torch.float32) is x
+    assert x.to(x) is x
     assert x.to("cuda", copy=True) is not x
     y = torch.ones(3)
-    assert y.to("cpu") is y and y.cpu() is y
+    assert y.to("cpu") is y
+    assert y.cpu() is y
 
 
 def test_device_contexts(h100: SimulatedDevice) -> None:
     with torch.device("cuda"):
         model = nn.Linear(4, 4)
-        assert torch.zeros(2).is_cuda and torch.tensor([1]).is_cuda and not torch.zeros(2, device="cpu").is_cuda
+        assert torch.zeros(2).is_cuda
+        assert torch.tensor([1]).is_cuda
+        assert not torch.zeros(2, device="cpu").is_cuda
         with torch.device("cpu"):
             assert not torch.zeros(2).is_cuda
     assert model.weight.is_cuda
@@ -123,7 +133,9 @@ def test_device_contexts(h100: SimulatedDevice) -> None:
 
 def test_meta_stays_meta(h100: SimulatedDevice) -> None:
     x = torch.empty(3, device="meta")
-    assert x.device.type == "meta" and x.is_meta and (x + x).is_meta
+    assert x.device.type == "meta"
+    assert x.is_meta
+    assert (x + x).is_meta
     assert torch.ones(3, device="cuda").to("meta").is_meta
     with torch.device("meta"):
         assert nn.Linear(2, 2).weight.is_meta
@@ -134,10 +146,10 @@ def test_meta_stays_meta(h100: SimulatedDevice) -> None:
     "use",
     [
         lambda x, y: x + y,
-        lambda x, y: torch.mm(x, y),
+        torch.mm,
         lambda x, y: torch.cat([x, y]),
         lambda x, y: x.add_(y),
-        lambda x, y: nn.functional.linear(x, y),
+        nn.functional.linear,
         lambda x, y: torch.where(x > 0, x, y),
         lambda x, y: nn.Linear(4, 4)(x),
     ],
@@ -170,7 +182,8 @@ def test_other_devices_and_arrays_are_refused(h100: SimulatedDevice) -> None:
 
 def test_addresses_are_the_allocators(h100: SimulatedDevice) -> None:
     x = torch.ones(100, device="cuda")
-    assert x.data_ptr() and x[10:].data_ptr() - x.data_ptr() == 40
+    assert x.data_ptr()
+    assert x[10:].data_ptr() - x.data_ptr() == 40
     assert x.data_ptr() != torch.ones(100, device="cuda").data_ptr()
     assert x.view(10, 10).data_ptr() == x.data_ptr()
 

@@ -170,7 +170,9 @@ class CachingAllocator:
         if self._searches_plainly:
             keys = shelf.keys
             index = bisect_left(keys, size << ADDRESS_BITS)
-            block = self._blocks[keys.pop(index) & ADDRESS_MASK] if index < len(keys) else self._obtain(shelf, size, nbytes)
+            block = (
+                self._blocks[keys.pop(index) & ADDRESS_MASK] if index < len(keys) else self._obtain(shelf, size, nbytes)
+            )
         else:
             block = find_block(self._state, shelf, size) or self._obtain(shelf, size, nbytes)
 
@@ -312,7 +314,9 @@ class CachingAllocator:
         if settings.expandable_segments:
             lacking = [name for name in ("reserve", "map", "unmap") if not hasattr(self._state.driver, name)]
             if lacking:
-                raise UsageError(f"expandable_segments:True needs a driver with {', '.join(lacking)}; this one has none.")
+                raise UsageError(
+                    f"expandable_segments:True needs a driver with {', '.join(lacking)}; this one has none."
+                )
         self._state.settings = settings
         if settings.memory_fraction < 1.0:
             self.set_memory_fraction(settings.memory_fraction)
@@ -384,7 +388,9 @@ class CachingAllocator:
         else:
             why = f"its {block.size} B are free already"
         shown = f"{address:#x}" if isinstance(address, int) else repr(address)
-        return UsageError(f"cannot {what} {shown}: {why}. Pass an address that malloc gave and that was not freed since.")
+        return UsageError(
+            f"cannot {what} {shown}: {why}. Pass an address that malloc gave and that was not freed since."
+        )
 
 
 def _as_size(nbytes: SupportsIndex) -> int:

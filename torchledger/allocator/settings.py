@@ -140,7 +140,9 @@ def _unknown_key(key: str) -> UsageError:
     known = sorted((*_READERS, *_WITHOUT_EFFECT))
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"unknown allocator setting {key!r}: {hint}The settings that change bytes: {', '.join(_READERS)}.")
+    return UsageError(
+        f"unknown allocator setting {key!r}: {hint}The settings that change bytes: {', '.join(_READERS)}."
+    )
 
 
 def _integer(key: str, value: str, at_least: int, form: str) -> int:

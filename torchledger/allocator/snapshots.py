@@ -194,7 +194,9 @@ def _group_expandable(state: AllocatorState, segments: list[Segment]) -> list[tu
             groups[at][0].append(segment)
             continue
         wanted = reservation_bytes(state, segment.is_small, segment.size)
-        others = (s.address for s in segments[index + 1 :] if not s.is_expandable or (s.stream, s.is_small, s.owner) != key)
+        others = (
+            s.address for s in segments[index + 1 :] if not s.is_expandable or (s.stream, s.is_small, s.owner) != key
+        )
         room = next(others, segment.address + wanted) - segment.address
         open_groups[key] = len(groups)
         groups.append(([segment], min(wanted, room)))

@@ -1,7 +1,7 @@
 """Which kernel `scaled_dot_product_attention` takes on a CUDA device.
 
-Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``sdp_utils_cpp.h`` and ``attention.cpp`` of torch 2.9 to
-2.15; for CUDA, dense tensors.
+Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``sdp_utils_cpp.h`` and ``attention.cpp`` of torch 2.9
+to 2.15; for CUDA, dense tensors.
 """
 
 from __future__ import annotations
@@ -214,10 +214,7 @@ def attend(
     if unbatched:
         normal = _normalized(params)
         query, key, value, mask = normal.query, normal.key, normal.value, normal.mask
-    if backend != CUDNN or torch_version() < (2, 14):
-        mask = _additive(mask, query.dtype)
-    elif mask is not None and mask.dtype is torch.bool:
-        mask = _additive(mask, query.dtype)
+    mask = _additive(mask, query.dtype)
     needs_grad = params.needs_grad
     if backend == CUDNN:
         out = aten._scaled_dot_product_cudnn_attention(

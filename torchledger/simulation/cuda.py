@@ -16,6 +16,7 @@ import torch.backends.cudnn
 import torch.cuda
 import torch.utils.checkpoint
 
+from torchledger.allocator.statistics import AllocatorStats
 from torchledger.errors import SimulationError
 from torchledger.simulation import generators, streams
 from torchledger.simulation.patching import Patches
@@ -63,7 +64,7 @@ class DeviceProperties:
     gcnArchName: str = ""  # noqa: N815
 
 
-class Queries:
+class _Queries:
     """The functions of `torch.cuda`, by their names there."""
 
     def __init__(self, device: SimulatedDevice) -> None:
@@ -161,7 +162,7 @@ class Queries:
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         self._device.allocator.set_memory_fraction(fraction)
 
-    def _stats(self, device: Any) -> Any:
+    def _stats(self, device: Any) -> AllocatorStats:
         self._index(device)
         self._device.blocks.settle()
         return self._device.allocator.stats
@@ -212,7 +213,7 @@ def _range(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
     """Let `torch.cuda` and `torch.accelerator` speak of the simulated device."""
-    queries = Queries(device)
+    queries = _Queries(device)
     names = {name: getattr(queries, name) for name in dir(queries) if not name.startswith("_")}
     random = generators.make_functions(device)
     refused = {name: _refuse(name, what) for name, what in _REFUSED.items()}
@@ -250,7 +251,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
     patches.on_restore(lambda: setattr(checkpointing, "_default_device_type", before))
 
 
-def _install_accelerator(queries: Queries, patches: Patches) -> None:
+def _install_accelerator(queries: _Queries, patches: Patches) -> None:
     memory = (
         "empty_cache memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
         "reset_peak_memory_stats"
@@ -264,7 +265,7 @@ def _install_accelerator(queries: Queries, patches: Patches) -> None:
         "set_device_idx": queries.set_device,
         "get_memory_info": queries.mem_get_info,
         "current_stream": lambda of=None: torch.cuda.current_stream(),
-        "set_stream": lambda stream: torch.cuda.set_stream(stream),
+        "set_stream": torch.cuda.set_stream,
     }
     patches.replace_existing(torch.accelerator, names)
     if hasattr(torch.accelerator, "memory"):

@@ -1,7 +1,7 @@
 """Ops whose results' shapes depend on values: exact where the values are known, else as the user assumes.
 
-``worst`` keeps everything. ``balanced`` gives each expert of a router its share: what came out of `topk`, `argmax` and the
-like over E classes is taken to fall on each class equally often, and any other mask to keep half.
+``worst`` keeps everything. ``balanced`` gives each expert of a router its share: what came out of `topk`, `argmax` and
+the like over E classes is taken to fall on each class equally often, and any other mask to keep half.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def index_put(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[
     place = mode.locate(operator, args, kwargs)
     if place is None:
         return operator.call(*args, **kwargs)
-    plain, hidden = _without_masks(mode, args[1])
+    _, hidden = _without_masks(mode, args[1])
     for nbytes in hidden:
         if place >= 0:
             mode.device.give_hidden(mode.device.take_hidden(nbytes), nbytes)
@@ -235,7 +235,8 @@ def equal(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str,
 
 def note_classes(mode: SimulationMode, operator: Operator, args: Any, out: Any) -> None:
     """Follow on how many classes integers and masks fall, through the ops that routers are made of."""
-    rule = _RULES.get(getattr(operator.op, "overloadpacket", None))
+    packet: Any = getattr(operator.op, "overloadpacket", None)
+    rule = _RULES.get(packet)
     if rule == "chosen":
         source = args[0]
         dim = args[2] if operator.name == "aten.topk" and len(args) > 2 else args[1] if len(args) > 1 else -1

@@ -231,8 +231,8 @@ class SimulatedDevice:
             f"CUDA out of memory. Tried to allocate {torch_size(nbytes)}. GPU 0 has a total capacity of "
             f"{torch_size(self.total_bytes)} of which {torch_size(self.total_bytes - used)} is free. Including "
             f"non-PyTorch memory, this process has {torch_size(used)} memory in use. Of the allocated memory "
-            f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by PyTorch "
-            f"but unallocated. If reserved but unallocated memory is large try setting "
+            f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by "
+            f"PyTorch but unallocated. If reserved but unallocated memory is large try setting "
             f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
             f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )

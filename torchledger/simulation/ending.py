@@ -27,18 +27,18 @@ def _refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
 class EndedTensor(torch.Tensor):
     """A tensor of a simulation that has ended."""
 
-    __torch_function__ = classmethod(_refuse)  # type: ignore[assignment]
+    __torch_function__: Any = classmethod(_refuse)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<tensor of a simulation that has ended>"
 
 
 class EndedParameter(torch.nn.Parameter):
     """A parameter of a simulation that has ended."""
 
-    __torch_function__ = classmethod(_refuse)  # type: ignore[assignment]
+    __torch_function__: Any = classmethod(_refuse)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<parameter of a simulation that has ended>"
 
 

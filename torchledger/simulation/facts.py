@@ -27,8 +27,8 @@ class DriverFacts:
     """False: no report is on record, and the memory is the data sheet's, which drivers miss by some percent."""
 
 
-# MiB (total_memory) and multiprocessors as public reports print them, from `torch.cuda.get_device_properties` or from the
-# message of an out-of-memory error ("a total capacity of 79.11 GiB"). Drivers differ by some tens of MiB.
+# MiB (total_memory) and multiprocessors as public reports print them, from `torch.cuda.get_device_properties` or from
+# the message of an out-of-memory error ("a total capacity of 79.11 GiB"). Drivers differ by some tens of MiB.
 _DRIVER: Mapping[str, DriverFacts] = MappingProxyType(
     {
         name: DriverFacts(mib * MIB, n)
@@ -107,5 +107,7 @@ def simulated_accelerator(name: str) -> tuple[Accelerator, DriverFacts]:
         )
     facts = _DRIVER.get(found.name)
     if facts is None and found.memory_bytes is None:
-        raise SimulationError(f"the memory of {name} is not on record, so it cannot be simulated: take another of its kind.")
+        raise SimulationError(
+            f"the memory of {name} is not on record, so it cannot be simulated: take another of its kind."
+        )
     return found, facts or DriverFacts(found.memory_bytes or 0, 0, is_reported=False)

@@ -43,7 +43,7 @@ class SimulatedGenerator(_Generator):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """A generator of the host too, since only one of those can be made without a device."""
-        return super().__new__(cls, device="cpu")
+        return _Generator.__new__(cls, device="cpu")  # type: ignore[call-arg]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -61,9 +61,10 @@ def refuse_reading(tensor: torch.Tensor, what: str) -> NoReturn:
     Raises:
         SimulatedValueError: always.
     """
+    dtype = str(tensor.dtype).removeprefix("torch.")
     shape = "x".join(map(str, tensor.shape)) or "0-dim"
     raise SimulatedValueError(
-        f"a host tensor ({shape}, {str(tensor.dtype).removeprefix('torch.')}) was {what}: in a simulation, host tensors of "
+        f"a host tensor ({shape}, {dtype}) was {what}: in a simulation, host tensors of "
         f"{SMALLEST_WITHOUT_DATA // 1024} KiB and more that a module's constructor makes have no data, so that weights "
         f"take no memory. Make it outside the constructor, or smaller, or do without its values."
     )

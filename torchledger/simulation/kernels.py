@@ -30,7 +30,7 @@ WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Composites that have a kernel of their own on CUDA, by which they arrive whole."""
 
 
-class Kernels:
+class _Kernels:
     """The composites of one simulation."""
 
     def __init__(self, device: SimulatedDevice, mode: SimulationMode) -> None:
@@ -66,9 +66,7 @@ class Kernels:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
-        return attention.attend(
-            self.device, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
+        return attention.attend(self.device, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def attention_math(self, *args: Any, **kwargs: Any) -> Any:
         return self._adding_in_place(aten._scaled_dot_product_attention_math.default, args, kwargs)
@@ -154,7 +152,7 @@ def _cudnn_normalizes(
 
 def register(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
     """Register them, until the patches are restored."""
-    kernels = Kernels(device, mode)
+    kernels = _Kernels(device, mode)
     device.autocast = Autocast(device)
     mode.composites = kernels.table()
     library = torch.library.Library("aten", "IMPL")

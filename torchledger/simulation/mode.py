@@ -30,7 +30,7 @@ class SimulationMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.blocks = device.blocks
         self.live = device.blocks.live

@@ -1,9 +1,8 @@
-"""What the simulated device's allocator counts, as a ledger reads it: each step's own peaks, and what ops held inside."""
+"""What the simulated device's allocator counts, as a ledger reads it: each step's own peaks, what ops held inside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 from typing import TYPE_CHECKING
 
 from torchledger.journal.entries import DeviceReading

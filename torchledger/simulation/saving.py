@@ -1,7 +1,7 @@
 """`torch.save` and `torch.load`: a file of weights that have no data would be worse than none.
 
-What holds tensors of the device is kept in the simulation, by the name of its file, and no file is touched; anything else
-is written as ever. Real files are read; what they place on "cuda" is moved to the simulated device.
+What holds tensors of the device is kept in the simulation, by the name of its file, and no file is touched; anything
+else is written as ever. Real files are read; what they place on "cuda" is moved to the simulated device.
 """
 
 from __future__ import annotations

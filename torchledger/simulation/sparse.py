@@ -64,7 +64,9 @@ def run(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, A
         return first
     if name in ("_coalesce", "coalesce", "clone", "mul", "div", "neg", "_to_copy", "pow", "sqrt"):
         if name == "_to_copy" and kwargs.get("device") is not None and kwargs["device"].type == "cpu":
-            raise SimulationError("a sparse tensor of a simulated device cannot be brought to the host: it has no data.")
+            raise SimulationError(
+                "a sparse tensor of a simulated device cannot be brought to the host: it has no data."
+            )
         indices, values = parts_of(first)
         return _make(mode, first, indices.shape[1], values.dtype, place, name == "_coalesce")
     if name == "add" and is_sparse(first) and is_sparse(args[1]):

@@ -124,7 +124,10 @@ def batch_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwa
     channels = (x.shape[1],)
     made = (
         fresh(x.shape, dense_strides(x), x.dtype) if mask[0] else None,
-        *(fresh(channels, (1,), (weight if weight is not None else x).dtype) if wanted else None for wanted in mask[1:]),
+        *(
+            fresh(channels, (1,), (weight if weight is not None else x).dtype) if wanted else None
+            for wanted in mask[1:]
+        ),
     )
     mode.enter(made, place)
     return made

@@ -129,8 +129,8 @@ def make_classes(device: SimulatedDevice) -> dict[str, Any]:
         def __enter__(self) -> None:
             pass
 
-        def __exit__(self, *_: object) -> bool:
-            return False
+        def __exit__(self, *_: object) -> None:
+            pass
 
     def current_stream(of: Any = None) -> Stream:
         return Stream(number=device.stream)

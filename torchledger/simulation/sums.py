@@ -1,8 +1,8 @@
 """Sums that a device makes in place, and a program under a dispatch mode does not.
 
-Under any mode autograd adds gradients that meet out of place, and scatters into a new tensor where it would scatter into
-its own. On a device without one it writes into the operand, if nothing else holds it; then that operand goes as soon as
-the sum is made, which is how it is told here: see `Blocks.enter_sum`.
+Under any mode autograd adds gradients that meet out of place, and scatters into a new tensor where it would scatter
+into its own. On a device without one it writes into the operand, if nothing else holds it; then that operand goes as
+soon as the sum is made, which is how it is told here: see `Blocks.enter_sum`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Values of simulated tensors: those that are known, and those that are assumed.
 
 Small tensors of integers and bools, and single numbers, keep their true values beside them for as long as these follow
-from what the host knows: so positions, masks, labels and counters are what they would be. Whatever depends on weights or
-random numbers is unknown; a program that reads it gets an assumed value, and the assumption is counted.
+from what the host knows: so positions, masks, labels and counters are what they would be. Whatever depends on weights
+or random numbers is unknown; a program that reads it gets an assumed value, and the assumption is counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Values:
         storage = self.known.get(id(storage_of(tensor)))
         if storage is not None:
             real = _empty(0, dtype=tensor.dtype, device="cpu")
-            return real.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+            return real.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         if self._block(tensor) is None and tensor.device.type == "cpu":
             return tensor
         return None

@@ -25,15 +25,24 @@ if TYPE_CHECKING:
     from torchledger.simulation.mode import SimulationMode
 
 _Tensor = torch.Tensor
-_device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_device_of: Any = torch.Tensor.device.__get__
 _parse_to = internals.parse_to
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-_FROM_VALUES = ("tensor", "as_tensor", "asarray", "scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "frombuffer")
-_FACTORIES = (
-    "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like randn "
-    "randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices normal "
-    "bartlett_window blackman_window hamming_window hann_window kaiser_window"
-).split()
+_FROM_VALUES = (
+    "tensor",
+    "as_tensor",
+    "asarray",
+    "scalar_tensor",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "frombuffer",
+)
+_FACTORY_NAMES = (
+    "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like "
+    "randn randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices "
+    "normal bartlett_window blackman_window hamming_window hann_window kaiser_window"
+)
+_FACTORIES = tuple(_FACTORY_NAMES.split())
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
@@ -58,23 +67,23 @@ class Words:
             return self.device.place_of_odd(tensor)
         return None if block is None else block.place
 
-    def device_of(self, tensor: torch.Tensor) -> torch.device:
+    def device_of(self, tensor: torch.Tensor) -> Any:
         """`Tensor.device`."""
         place = self.place_of(tensor)
         if place is None:
-            return _device_of(tensor)  # type: ignore[no-any-return]
+            return _device_of(tensor)
         return _CPU if place == HOST else self.cuda[place]
 
-    def asked(self, device: Any) -> torch.device | None:
+    def asked(self, device: Any) -> Any:
         """A device that the program names, with what "cuda" and "meta" stand for below.
 
         Raises:
             RuntimeError: a name that torch does not know.
         """
         if device is None or self.ended or is_inside():
-            return device  # type: ignore[no-any-return]
+            return device
         if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
-            return device  # type: ignore[no-any-return]
+            return device
         if isinstance(device, int):
             device = torch.device("cuda", device)
         elif isinstance(device, str):
@@ -83,7 +92,7 @@ class Words:
             return place_device(self.device.index_of(device))
         if device.type == "meta" and device.index is None:
             return place_device(GENUINE_META)
-        return device  # type: ignore[no-any-return]
+        return device
 
     # Methods of tensors
 
@@ -144,8 +153,8 @@ class Words:
         if place == HOST:
             host.refuse_reading(tensor, "turned into an array")
         raise TypeError(
-            f"can't convert cuda:{place} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
-            f"first."
+            f"can't convert cuda:{place} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            f"memory first."
         )
 
     def tolist(self, original: Any, tensor: torch.Tensor) -> Any:
@@ -158,7 +167,7 @@ class Words:
             return int(original(tensor))
         block = self.live[id(storage_of(tensor))]
         base = block.address or (block.key if block.nbytes else 0)
-        return base + tensor.storage_offset() * tensor.element_size() if base else 0
+        return base + int(tensor.storage_offset()) * tensor.element_size() if base else 0
 
     def get_device(self, original: Any, tensor: torch.Tensor) -> int:
         """`Tensor.get_device`."""
@@ -188,7 +197,8 @@ class Words:
             return original(tensor, memo)
         if not tensor.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment."
             )
         if id(tensor) in memo:
             return memo[id(tensor)]
@@ -214,8 +224,8 @@ class Words:
         if self.place_of(tensor) is None:
             return original(tensor, protocol)
         raise SimulationError(
-            "a tensor of a simulated device cannot be pickled: it has no data. torch.save keeps what it is given in the "
-            "simulation, for torch.load."
+            "a tensor of a simulated device cannot be pickled: it has no data. torch.save keeps what it is given in "
+            "the simulation, for torch.load."
         )
 
     def new_tensor(self, original: Any, tensor: torch.Tensor, data: Any, **kwargs: Any) -> Any:
@@ -300,12 +310,13 @@ def _named_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         named["device"] = rest.pop(0)
     if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
         named["dtype"] = rest.pop(0)
-    for name, value in zip(("non_blocking", "copy"), rest, strict=False):
-        named[name] = value
+    named.update(zip(("non_blocking", "copy"), rest, strict=False))
     return {name: value for name, value in named.items() if value is not None}
 
 
-_originals: dict[str, Any] = {name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)}
+_originals: dict[str, Any] = {
+    name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)
+}
 
 
 def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
@@ -315,7 +326,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
     device.words = words
     patches.on_restore(lambda: setattr(words, "ended", True))
     _install_properties(words, patches)
-    methods = {
+    methods: dict[str, Callable[..., Any]] = {
         "to": words.to,
         "cuda": words.to_cuda,
         "cpu": words.to_cpu,
