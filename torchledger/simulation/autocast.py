@@ -184,7 +184,7 @@ class Autocast:
             for item in value if isinstance(value, list | tuple) else (value,):
                 if self._is_eligible(item) and item.dtype is torch.float32:
                     return torch.float32
-        return cast(torch.dtype, _lower_dtype())
+        return _lower_dtype()
 
 
 def cuda_autocast_ops() -> list[OpOverload]:
