@@ -138,8 +138,15 @@ class DeviceOutOfMemoryError(TorchledgerError, MemoryError):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        names = ("segment_bytes", "stream", "capacity_bytes", "allowed_bytes")
-        names += ("reserved_bytes", "allocated_bytes", "active_bytes")
+        names = (
+            "segment_bytes",
+            "stream",
+            "capacity_bytes",
+            "allowed_bytes",
+            "reserved_bytes",
+            "allocated_bytes",
+            "active_bytes",
+        )
         build = partial(type(self), **{name: getattr(self, name) for name in names})
         return build, (self.requested_bytes,)
 

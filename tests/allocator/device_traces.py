@@ -1,7 +1,7 @@
 """Public traces of real devices: reading them, going back to where they began, and replaying them on a model.
 
-The traces are no part of the project. A trace ends with the state of the device; the state before its first event follows
-from undoing it from the end.
+The traces are no part of the project. A trace ends with the state of the device; the state before its first event
+follows from undoing it from the end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,19 +1,19 @@
 """`CachingAllocator`: what torch's CUDA allocator does with each request, as a model.
 
-Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``, and the headers of 2.13. Public traces of devices replay on it.
+Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``, and the headers of 2.13. Public traces of devices replay on
+it event by event, and it was held against the allocator of torch 2.14.1 itself, over a driver of counters.
 """
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
-from torchledger.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, PENDING, Block, Shelf
+from torchledger.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, ALLOCATED, FREE, Block
 from torchledger.allocator.driver import Driver, VirtualDriver
-from torchledger.allocator.growing import grow
-from torchledger.allocator.releasing import collect_garbage, release_available, release_cached
+from torchledger.allocator.obtaining import not_allocated, obtain, read_size
+from torchledger.allocator.releasing import release_cached
 from torchledger.allocator.searching import find_block
 from torchledger.allocator.settings import (
     MIN_BLOCK_BYTES,
@@ -25,10 +25,8 @@ from torchledger.allocator.settings import (
 from torchledger.allocator.snapshots import read_segments, restore, take_snapshot
 from torchledger.allocator.state import AllocatorState, TraceEntry, defer_free, finish_events, mark_reached
 from torchledger.allocator.statistics import AllocatorStats
-from torchledger.errors import DeviceOutOfMemoryError, UsageError
+from torchledger.errors import UsageError
 from torchledger.units import parse_bytes
-
-_TOO_LARGE = 1 << 60
 
 
 class CachingAllocator:
@@ -67,7 +65,7 @@ class CachingAllocator:
     ) -> None:
         capacity = None if capacity_bytes is None else parse_bytes(capacity_bytes)
         self.trace: list[TraceEntry] = []
-        """(action, address, size, stream) of each event, with torch's names of actions; empty unless asked for.
+        """(action, address, size, stream) of each event, in torch's words; empty unless asked for.
 
         Sizes of ``alloc`` and ``free_...`` are requested bytes; an ``oom`` has the device's free bytes as its address.
         """
@@ -82,6 +80,7 @@ class CachingAllocator:
         self._blocks = self._state.blocks
         self._trace = self._state.trace
         self._n_ready = self._state.n_ready
+        self._spare: list[Block] = []  # merged away, to be used again: to make one costs as much as the rest of a split
         self._small, self._large = self._state.small.shelves, self._state.large.shelves
         self.change_settings(conf)
 
@@ -99,8 +98,8 @@ class CachingAllocator:
         """An allocator that begins where a device was.
 
         What a snapshot does not tell is assumed: expandable segments begin with their first mapped range, blocks that
-        wait for other streams wait for `synchronize` without a stream, and no free segment has an age. Blocks of private
-        pools can be freed; nothing else is allocated there, and nothing is returned from there.
+        wait for other streams wait for `synchronize` without a stream, and no free segment has an age. Blocks of
+        private pools can be freed; nothing else is allocated there, and nothing is returned from there.
 
         Args:
             segments: of ``torch.cuda.memory_snapshot()``, of `snapshot`, or under ``"segments"`` of
@@ -139,6 +138,11 @@ class CachingAllocator:
         return self._state.capacity_bytes
 
     @property
+    def free_bytes(self) -> int | None:
+        """What the device has left for new segments; None where no capacity was given."""
+        return self._state.free_bytes
+
+    @property
     def driver(self) -> Driver:
         """Where segments come from."""
         return self._state.driver
@@ -154,12 +158,12 @@ class CachingAllocator:
             DeviceOutOfMemoryError: neither the cache nor the driver has so much, after all that is free was returned.
             UsageError: a size that is no integer, or negative.
         """
-        if self._n_ready:
-            finish_events(self._state)
         if type(nbytes) is not int or nbytes <= 0:
-            nbytes = _as_size(nbytes)
+            nbytes = read_size(nbytes)
             if nbytes == 0:
                 return 0
+        if self._n_ready:
+            finish_events(self._state)
         size = (nbytes + 511) & -512 if self._rounds_plainly else self._round_size(nbytes)
         if size <= SMALL_BYTES:
             shelf = self._small.get(stream) or self._state.small.shelf(stream)
@@ -171,22 +175,28 @@ class CachingAllocator:
             keys = shelf.keys
             index = bisect_left(keys, size << ADDRESS_BITS)
             block = (
-                self._blocks[keys.pop(index) & ADDRESS_MASK] if index < len(keys) else self._obtain(shelf, size, nbytes)
+                self._blocks[keys.pop(index) & ADDRESS_MASK]
+                if index < len(keys)
+                else obtain(self._state, shelf, size, nbytes)
             )
         else:
-            block = find_block(self._state, shelf, size) or self._obtain(shelf, size, nbytes)
+            block = find_block(self._state, shelf, size) or obtain(self._state, shelf, size, nbytes)
 
         rest = block.size - size
         address = block.address
         if rest >= least_rest:
             following = block.next
             rest_address = address + size
-            remainder = Block(rest_address, rest, shelf, block, following)
+            if self._spare:
+                remainder = self._spare.pop()
+                remainder.address, remainder.size, remainder.shelf = rest_address, rest, shelf
+                remainder.prev, remainder.next = block, following
+            else:
+                remainder = Block(rest_address, rest, shelf, block, following)
+            remainder.reservation = block.reservation
             block.next = remainder
             if following is not None:
                 following.prev = remainder
-            if block.reservation is not None:
-                remainder.reservation = block.reservation
             block.size = size
             self._blocks[rest_address] = remainder
             insort(shelf.keys, rest << ADDRESS_BITS | rest_address)
@@ -224,7 +234,7 @@ class CachingAllocator:
         if block is None or block.state != ALLOCATED:
             if address == 0:
                 return
-            raise self._not_allocated("free", address)
+            raise not_allocated(self._state, "free", address)
         stats, size, nbytes = self.stats, block.size, block.requested
         stats.allocated_bytes -= size
         shelf = block.shelf
@@ -233,11 +243,11 @@ class CachingAllocator:
         if block.streams is not None:
             defer_free(self._state, block)
             return
-        # From here on as in `state.complete_free`, without its calls: this is half of all the work there is.
+        # From here on as when a block that waited comes back, without the calls: this is half of all the work.
         stats.requested_bytes -= nbytes
         if self._trace is not None:
             self._trace.append(("free_completed", address, nbytes, shelf.stream))
-        keys = shelf.keys
+        keys, spare = shelf.keys, self._spare
         block.state = FREE
         other = block.prev
         if other is not None and other.state == FREE:
@@ -248,6 +258,7 @@ class CachingAllocator:
                 following.prev = other
             size += other.size
             address = other.address
+            spare.append(block)
             block = other
         other = block.next
         if other is not None and other.state == FREE:
@@ -257,6 +268,7 @@ class CachingAllocator:
             if following is not None:
                 following.prev = block
             size += other.size
+            spare.append(other)
         block.size = size
         insort(keys, size << ADDRESS_BITS | address)
         if self._counts_ages:
@@ -272,7 +284,7 @@ class CachingAllocator:
         if block is None or block.state != ALLOCATED:
             if address == 0:
                 return
-            raise self._not_allocated("record a stream on", address)
+            raise not_allocated(self._state, "record a stream on", address)
         if stream != block.shelf.stream:
             if block.streams is None:
                 block.streams = {}
@@ -350,54 +362,3 @@ class CachingAllocator:
         )
         # Once counted, always counted: an age must not begin before its block was free.
         self._counts_ages = state.collects_garbage or getattr(self, "_counts_ages", False)
-
-    def _obtain(self, shelf: Shelf, size: int, nbytes: int) -> Block:
-        """A free block, on no list, from the driver: at once, or after free segments were returned to it."""
-        state = self._state
-        if nbytes < _TOO_LARGE:
-            if state.collects_garbage:
-                collect_garbage(state)
-            block = grow(state, shelf, size)
-            if block is None and release_available(state, shelf, size):
-                block = grow(state, shelf, size)
-            if block is None:
-                release_cached(state)
-                state.stats.num_alloc_retries += 1
-                block = grow(state, shelf, size)
-            if block is not None:
-                return block
-            state.record("oom", state.free_bytes or 0, size, shelf.stream)
-            state.stats.num_ooms += 1
-        raise DeviceOutOfMemoryError(
-            nbytes,
-            segment_bytes=state.settings.segment_size(size),
-            stream=shelf.stream,
-            capacity_bytes=state.capacity_bytes,
-            allowed_bytes=state.allowed_bytes,
-            reserved_bytes=state.stats.reserved_bytes,
-            allocated_bytes=state.stats.allocated_bytes,
-            active_bytes=state.stats.active_bytes,
-        )
-
-    def _not_allocated(self, what: str, address: object) -> UsageError:
-        block = self._blocks.get(address)  # type: ignore[call-overload]
-        if block is None:
-            why = "no block begins there"
-        elif block.state == PENDING:
-            why = f"its {block.size} B were freed, and wait for another stream"
-        else:
-            why = f"its {block.size} B are free already"
-        shown = f"{address:#x}" if isinstance(address, int) else repr(address)
-        return UsageError(
-            f"cannot {what} {shown}: {why}. Pass an address that malloc gave and that was not freed since."
-        )
-
-
-def _as_size(nbytes: SupportsIndex) -> int:
-    try:
-        size = operator.index(nbytes)
-    except TypeError:
-        raise UsageError(f"malloc takes an integer number of bytes, not {nbytes!r}.") from None
-    if size < 0:
-        raise UsageError(f"malloc takes no negative number of bytes: {size}.")
-    return size

@@ -74,8 +74,9 @@ class VirtualDriver:
         joined: list[tuple[int, int]] = []
         for start, size in self._holes:
             if joined and sum(joined[-1]) == start:
-                start, size = joined[-1][0], joined.pop()[1] + size
-            joined.append((start, size))
+                joined[-1] = (joined[-1][0], joined[-1][1] + size)
+            else:
+                joined.append((start, size))
         self._holes = joined
 
     def reserve(self, size: int, /) -> int:

@@ -1,7 +1,7 @@
 """Memory back to the driver: for one request, for all of the cache, or by age.
 
-Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``: ``release_available_cached_blocks``, ``release_cached_blocks``,
-``garbage_collect_cached_blocks``, ``unmap_block``.
+Source: torch 2.10, ``c10/cuda/CUDACachingAllocator.cpp``: ``release_available_cached_blocks``,
+``release_cached_blocks``, ``garbage_collect_cached_blocks``, ``unmap_block``.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def find_block(state: AllocatorState, shelf: Shelf, size: int) -> Block | None:
 
 
 def _least_expandable(shelf: Shelf, state: AllocatorState, index: int) -> int:
-    """From the best fit on, as long as the next one could grow to less: a block counts with the pages it can grow by."""
+    """From the best fit on, while the next could grow to less: a block counts with the addresses it can grow into."""
     keys, blocks = shelf.keys, state.blocks
     block = blocks[keys[index] & ADDRESS_MASK]
     while block.reservation is not None and index + 1 < len(keys):

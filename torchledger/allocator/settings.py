@@ -38,7 +38,7 @@ class AllocatorSettings:
             than this.
         power2_divisions: into how many steps each power of two is cut when sizes are rounded; 16 numbers, for sizes
             from 1 MiB (and all below) to 32 GiB (and all above); 0 and 1 mean multiples of 512.
-        garbage_collection_threshold: the share of the allowed bytes above which old free segments are returned; 0 is off.
+        garbage_collection_threshold: the share of the allowed bytes above which old free segments go back; 0 is off.
         expandable_segments: segments grow by pages, in place of one segment a request.
         large_segment_bytes: the segment that requests over 1 MiB and under 10 MiB share, and the page of large
             expandable segments.

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torchledger.allocator.blocks import (
@@ -115,7 +116,7 @@ def read_segments(segments: Iterable[Mapping[str, Any]], device: int | None) -> 
         if device is None or segment.get("device", 0) == device
     ]
     found.sort(key=lambda segment: segment.address)
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         if after.address < before.end:
             raise UsageError(f"the segments at {before.address:#x} and {after.address:#x} of the snapshot overlap.")
     return found
