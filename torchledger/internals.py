@@ -150,8 +150,6 @@ fallthrough_kernel: Final[Any] = _simulating("library.fallthrough_kernel")
 """What a library registers where dispatch is to go on to the next key."""
 library_destroy: Final[Any] = _simulating("library.Library._destroy")
 """Takes back what a library registered."""
-parse_to: Final[Callable[..., Any]] = _simulating("_C._nn._parse_to")
-"""The arguments of `Tensor.to` as (device, dtype, non_blocking, memory_format)."""
 device_constructors: Final[Callable[[], set[Any]]] = _simulating("utils._device._device_constructors")
 """The functions that a `with torch.device(...)` gives its device to."""
 DeviceContext: Final[Any] = _simulating("utils._device.DeviceContext")

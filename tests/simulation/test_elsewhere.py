@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchledger as tl
 from torchledger.errors import SimulationError
@@ -197,3 +198,19 @@ def test_transients_of_optimizer_steps(
         before = requested()
         optimizer.step()
     assert torch.cuda.memory_stats()["requested_bytes.all.peak"] - before == transient
+
+
+def test_clipping_is_done_for_all_gradients_at_once(h100: SimulatedDevice) -> None:
+    model = nn.Linear(8, 8).cuda()
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    seen = []
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func.overloadpacket))
+            return func(*args, **(kwargs or {}))
+
+    with Ops():
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert "aten._foreach_norm" in seen
+    assert "aten._foreach_mul_" in seen

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from torchledger import internals
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 _Tensor = torch.Tensor
 _to = torch.Tensor.to
@@ -94,7 +92,7 @@ class WeightCache:
 class Autocast:
     """The kernels of one simulation."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self.cache = WeightCache()
         self._keys = internals.DispatchKeySet(device.backend.autocast_key)
@@ -229,7 +227,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def mirror(device: SimulatedDevice, autocast: Autocast, patches: Patches) -> None:
+def mirror(device: Device, autocast: Autocast, patches: Patches) -> None:
     """Let autocast for cuda be autocast for the borrowed keys, and clear our cache where torch clears its own."""
     name = device.backend.name.lower()
     set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache

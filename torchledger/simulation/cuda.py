@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.accelerator
@@ -19,12 +19,9 @@ import torch.utils.checkpoint
 from torchledger.allocator.statistics import AllocatorStats
 from torchledger.errors import SimulationError
 from torchledger.simulation import generators, streams
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
@@ -67,7 +64,7 @@ class DeviceProperties:
 class _Queries:
     """The functions of `torch.cuda`, by their names there."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
 
     def is_available(self) -> bool:
@@ -211,7 +208,7 @@ def _range(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def install(device: Device, mode: Mode, patches: Patches) -> None:
     """Let `torch.cuda` and `torch.accelerator` speak of the simulated device."""
     queries = _Queries(device)
     names = {name: getattr(queries, name) for name in dir(queries) if not name.startswith("_")}

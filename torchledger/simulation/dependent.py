@@ -7,17 +7,15 @@ the like over E classes is taken to fall on each class equally often, and any ot
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation.blocks import storage_of
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import META
 from torchledger.simulation.operators import Operator
 from torchledger.simulation.results import contiguous_strides
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 _Tensor = torch.Tensor
@@ -43,7 +41,7 @@ class Shares:
         self.classes.pop(key, None)
 
 
-def count_kept(mode: SimulationMode, mask: torch.Tensor) -> int:
+def count_kept(mode: Mode, mask: torch.Tensor) -> int:
     """How many elements of a mask (or of numbers) are true."""
     known = mode.values.of(mask)
     if known is not None:
@@ -57,7 +55,7 @@ def count_kept(mode: SimulationMode, mask: torch.Tensor) -> int:
     return math.ceil(mask.numel() / (classes or 2))
 
 
-def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def nonzero(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.nonzero`: one row of indices for each element that is kept."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -73,7 +71,7 @@ def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
     return out
 
 
-def masked_select(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def masked_select(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.masked_select`: what the mask keeps, flat."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -86,7 +84,7 @@ def masked_select(mode: SimulationMode, operator: Operator, args: Any, kwargs: d
     return out
 
 
-def index(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def index(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.index`: masks among the indices select as many elements as they keep."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -102,7 +100,7 @@ def index(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str,
     return out
 
 
-def _without_masks(mode: SimulationMode, indices: Any) -> tuple[list[Any], list[int]]:
+def _without_masks(mode: Mode, indices: Any) -> tuple[list[Any], list[int]]:
     """Indices with each mask replaced by as many index tensors as it has dimensions, and the bytes of those."""
     plain: list[Any] = []
     hidden = []
@@ -118,7 +116,7 @@ def _without_masks(mode: SimulationMode, indices: Any) -> tuple[list[Any], list[
     return plain, hidden
 
 
-def index_put(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def index_put(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.index_put` and its in-place form: masks among the indices."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -137,7 +135,7 @@ def index_put(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[
     return args[0]
 
 
-def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def unique(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._unique2`, `unique_consecutive` and `unique_dim`: all values differ, unless they are known."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -169,7 +167,7 @@ def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str
     return outs
 
 
-def bincount(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def bincount(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.bincount`: so many for each class as is assumed of a router."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -188,7 +186,7 @@ def bincount(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     return out
 
 
-def assumed_counts(mode: SimulationMode, total: int, classes: int) -> torch.Tensor:
+def assumed_counts(mode: Mode, total: int, classes: int) -> torch.Tensor:
     """How many of ``total`` fall on each class: all on the first in the worst case, else equally many."""
     mode.device.assumptions["counts of classes"] += 1
     if mode.device.data_dependent == "worst":
@@ -198,7 +196,7 @@ def assumed_counts(mode: SimulationMode, total: int, classes: int) -> torch.Tens
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
-def repeat_interleave(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def repeat_interleave(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.repeat_interleave.Tensor`: as many indices as the repeats add up to."""
     repeats = args[0]
     block = mode.block_of(repeats)
@@ -218,7 +216,7 @@ def repeat_interleave(mode: SimulationMode, operator: Operator, args: Any, kwarg
     return out
 
 
-def equal(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def equal(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.equal`, `aten.allclose`: whether two tensors have the same values; unknown ones are taken to differ."""
     if mode.locate(operator, args, kwargs) is None:
         return operator.call(*args, **kwargs)
@@ -233,7 +231,7 @@ def equal(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str,
     return False
 
 
-def note_classes(mode: SimulationMode, operator: Operator, args: Any, out: Any) -> None:
+def note_classes(mode: Mode, operator: Operator, args: Any, out: Any) -> None:
     """Follow on how many classes integers and masks fall, through the ops that routers are made of."""
     packet: Any = getattr(operator.op, "overloadpacket", None)
     rule = _RULES.get(packet)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from torchledger.errors import SimulationEndedError
 from torchledger.simulation.blocks import storage_of
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
+from torchledger.simulation.contracts import Device
 
 _PLAIN = ("__repr__", "__str__", "__del__", "__hash__")
 
@@ -45,7 +43,7 @@ class EndedParameter(torch.nn.Parameter):
 _ENDED: dict[type, type] = {torch.Tensor: EndedTensor, torch.nn.Parameter: EndedParameter}
 
 
-def mark_survivors(device: SimulatedDevice) -> None:
+def mark_survivors(device: Device) -> None:
     """Let tensors that outlive the simulation say so when they are used."""
     live = device.blocks.live
     if not live:

@@ -8,21 +8,19 @@ operands that cuBLAS cannot read as they lie, the workspace of the handle (which
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 FORWARD_HANDLE, BACKWARD_HANDLE = 0, 1
 
 
-def run_inside(mode: SimulationMode, operator: Operator, args: Any, out: Any, place: int) -> None:
+def run_inside(mode: Mode, operator: Operator, args: Any, out: Any, place: int) -> None:
     """Take and give back what an op takes inside itself, after its output came."""
     operands = PRODUCTS.get(operator.op)
     if operands is None or place < 0:

@@ -8,19 +8,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
 from torchledger.simulation import attention, recurrent
 from torchledger.simulation.autocast import Autocast, mirror
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.facts import torch_version
 from torchledger.simulation.patching import Patches
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 # The kernels that read one of these and write float32; bfloat16 came later (`_softmax`'s checks in torch 2.9 and 2.13).
@@ -33,7 +30,7 @@ WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm")
 class _Kernels:
     """The composites of one simulation."""
 
-    def __init__(self, device: SimulatedDevice, mode: SimulationMode) -> None:
+    def __init__(self, device: Device, mode: Mode) -> None:
         self.device = device
         self.mode = mode
 
@@ -150,7 +147,7 @@ def _cudnn_normalizes(
     return x.dim() >= 3 and x.shape[0] <= largest and eps >= 1e-5 and x.numel() < 2**31 - 1
 
 
-def register(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def register(device: Device, mode: Mode, patches: Patches) -> None:
     """Register them, until the patches are restored."""
     kernels = _Kernels(device, mode)
     device.autocast = Autocast(device)
@@ -164,7 +161,7 @@ def register(device: SimulatedDevice, mode: SimulationMode, patches: Patches) ->
     mirror(device, device.autocast, patches)
 
 
-def _fill(device: SimulatedDevice, mode: SimulationMode, library: Any, patches: Patches) -> None:
+def _fill(device: Device, mode: Mode, library: Any, patches: Patches) -> None:
     backend = device.backend.name
     for op, function in mode.composites.items():
         library.impl(op.name(), function, f"Autograd{backend}")

@@ -7,17 +7,14 @@ reserve space is not known here, so peaks are too low by that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.operators import Operator
 from torchledger.simulation.results import contiguous_strides
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 _composite_key = internals.composite_implicit_key
@@ -25,7 +22,7 @@ RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
-def table(device: SimulatedDevice, is_on_device: Callable[[torch.Tensor], bool]) -> dict[Any, Callable[..., Any]]:
+def table(device: Device, is_on_device: Callable[[torch.Tensor], bool]) -> dict[Any, Callable[..., Any]]:
     """The ops and what stands for their composition."""
     found: dict[Any, Callable[..., Any]] = {}
     for packet, mode in ((aten.lstm, LSTM), (aten.gru, GRU), (aten.rnn_tanh, TANH), (aten.rnn_relu, RELU)):
@@ -34,7 +31,7 @@ def table(device: SimulatedDevice, is_on_device: Callable[[torch.Tensor], bool])
     return found
 
 
-def _layer(device: SimulatedDevice, is_on_device: Any, op: Any, mode: int, *, packed: bool) -> Callable[..., Any]:
+def _layer(device: Device, is_on_device: Any, op: Any, mode: int, *, packed: bool) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         data = args[0]
         if not is_on_device(data) or data.dtype not in _DTYPES or not torch.backends.cudnn.enabled:
@@ -58,7 +55,7 @@ def _layer(device: SimulatedDevice, is_on_device: Any, op: Any, mode: int, *, pa
     return run
 
 
-def rnn(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rnn(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._cudnn_rnn`: output, states, a reserve of unknown size (taken for none), and no copy of the weights."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -69,7 +66,7 @@ def rnn(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, A
     return outs
 
 
-def rnn_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rnn_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._cudnn_rnn_backward`: gradients of the input, the states and the weights."""
     named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
     place = mode.locate(operator, args, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -10,13 +10,11 @@ import torch.nested
 import torch.nn.parallel
 
 from torchledger.errors import SimulationError
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
-
-def install(device: SimulatedDevice, patches: Patches) -> None:
+def install(device: Device, patches: Patches) -> None:
     """Refuse what is not simulated, each with what to do instead."""
 
     def compile_nothing(model: Any = None, **kwargs: Any) -> Any:

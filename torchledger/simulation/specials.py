@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation import convolutions, dependent, moves, recurrent
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
 from torchledger.simulation.results import contiguous_strides
 
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
-
 aten = torch.ops.aten
-Special = Callable[["SimulationMode", Operator, Any, dict[str, Any]], Any]
+Special = Callable[["Mode", Operator, Any, dict[str, Any]], Any]
 
 
-def local_scalar(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def local_scalar(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`.item()`: the known value, or an assumed one."""
     tensor = args[0]
     if mode.block_of(tensor) is None:
@@ -27,7 +25,7 @@ def local_scalar(mode: SimulationMode, operator: Operator, args: Any, kwargs: di
     return operator.call(mode.values.read(tensor))
 
 
-def efficient_attention(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def efficient_attention(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """The state of the random generator that it returns lies on the host."""
     out, logsumexp, *_ = mode.results.make(operator, args, kwargs)
     place = mode.locate(operator, args, kwargs)
@@ -36,7 +34,7 @@ def efficient_attention(mode: SimulationMode, operator: Operator, args: Any, kwa
     return out, logsumexp, *(torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(2))
 
 
-def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def layer_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Mean and reciprocal deviation are float32 on a device, also of half-precision inputs."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -52,7 +50,7 @@ def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     return made
 
 
-def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rms_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """The fused kernel: its output, and the reciprocal deviation in float32."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -66,7 +64,7 @@ def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     return made
 
 
-def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rms_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gradients like the input and the weight, those that are asked for."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -81,7 +79,7 @@ def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwarg
     return made
 
 
-def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def grouped_mm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Of other dtypes than bfloat16 too, which torch's meta kernel does not take."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -96,12 +94,12 @@ def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     return out
 
 
-def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+def no(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
     """Questions that a device answers with no."""
     return False
 
 
-def reduced_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def reduced_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """A reduced loss keeps the storage of the unreduced one: the op's output is made so, and then resized."""
     place = mode.locate(operator, args, kwargs)
     named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
@@ -113,7 +111,7 @@ def reduced_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: di
     return out
 
 
-def batch_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def batch_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gradients like the input, the weight and the bias, those that are asked for."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -133,7 +131,7 @@ def batch_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwa
     return made
 
 
-def weight_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def weight_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gradients like the direction and the norms that were saved."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -143,7 +141,7 @@ def weight_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kw
     return made
 
 
-def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def ctc_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._ctc_loss`: a loss for each sequence, and the table of its forward pass."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -159,7 +157,7 @@ def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     return made
 
 
-def like_second(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def like_second(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """A backward whose result is like its second argument."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -169,7 +167,7 @@ def like_second(mode: SimulationMode, operator: Operator, args: Any, kwargs: dic
     return made
 
 
-def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def foreach(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Functional `_foreach_...` ops whose results are like their first list."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -190,7 +188,7 @@ def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
     return tuple(outs)
 
 
-def foreach_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def foreach_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`_foreach_norm` and the like: one number for each tensor."""
     place = mode.locate(operator, args, kwargs)
     if place is None:

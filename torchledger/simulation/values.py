@@ -8,16 +8,13 @@ or random numbers is unknown; a program that reads it gets an assumed value, and
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation import host
-from torchledger.simulation.blocks import HOST, Blocks, storage_of
+from torchledger.simulation.blocks import HOST, Block, Blocks, storage_of
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.blocks import Block
 
 aten = torch.ops.aten
 _Tensor = torch.Tensor

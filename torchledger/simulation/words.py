@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,17 +16,13 @@ from torchledger import internals
 from torchledger.errors import SimulationError
 from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
-
 _Tensor = torch.Tensor
 _device_of: Any = torch.Tensor.device.__get__
-_parse_to = internals.parse_to
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _FROM_VALUES = (
     "tensor",
@@ -49,7 +45,7 @@ _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 class Words:
     """Answers for one simulation."""
 
-    def __init__(self, device: SimulatedDevice, mode: SimulationMode) -> None:
+    def __init__(self, device: Device, mode: Mode) -> None:
         self.device = device
         self.mode = mode
         self.live = device.blocks.live
@@ -243,6 +239,15 @@ class Words:
             return str(original(tensor, tensor_contents=tensor_contents))
         return printing.describe(self.device, tensor, original)
 
+    def group_tensors(self, lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+        """What optimizers sort their tensors with: the keys name devices."""
+        groups = internals.group_tensors(lists, with_indices)
+        found = {}
+        for (device, dtype), (members, indices) in groups.items():
+            first = next((t for tensors in members for t in tensors if t is not None), None)
+            found[(device if first is None else self.device_of(first), dtype)] = (members, indices)
+        return found
+
     # Factories
 
     def factory(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -319,7 +324,7 @@ _originals: dict[str, Any] = {
 }
 
 
-def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def install(device: Device, mode: Mode, patches: Patches) -> None:
     """Let the word "cuda" mean the simulated device."""
     internals.device_constructors()  # torch keeps the set that it makes at the first call: not of our functions
     words = Words(device, mode)
@@ -355,6 +360,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
         routed[original] = new
         patches.replace(torch, name, new)
     _install_device_context(routed, patches)
+    patches.replace(torch._C, internals.group_tensors.__name__, words.group_tensors)
 
 
 def _install_properties(words: Words, patches: Patches) -> None:
