@@ -180,7 +180,7 @@ class Autocast:
     def _widest(self, values: Any) -> torch.dtype:
         for value in values:
             for item in value if isinstance(value, list | tuple) else (value,):
-                if self._is_eligible(item) and item.dtype is torch.float32:
+                if self._is_eligible(item) and item.dtype == torch.float32:
                     return torch.float32
         return _lower_dtype()
 
