@@ -221,6 +221,22 @@ def test_what_attention_saves(
     assert all(t.grad is not None and t.grad.shape == t.shape for t in qkv)
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_what_flash_attention_takes_inside_its_backward(kv_heads: int, h100: SimulatedDevice) -> None:
+    h100.versions = OLD_CUDNN
+    q = torch.ones(2, 4, 100, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    kv = torch.ones(2, kv_heads, 100, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    out = F.scaled_dot_product_attention(q, kv, kv.detach(), enable_gqa=True)
+    gradient = torch.ones_like(out)
+    torch.cuda.reset_peak_memory_stats()
+    before = requested()
+    out.backward(gradient)
+    delta, sums = 2 * 4 * 128 * 4, 2 * 4 * 128 * 64 * 4
+    expanded = 0 if kv_heads == 4 else 2 * (2 * 100 * 4 * 64 * 2)
+    gradients = q.nbytes + 2 * kv.nbytes
+    assert torch.cuda.memory_stats()["requested_bytes.all.peak"] - before == gradients + delta + sums + expanded
+
+
 def test_math_attention_adds_its_mask_in_place(h100: SimulatedDevice) -> None:
     q = torch.ones(1, 1, 64, 30, device="cuda")
     mask = torch.zeros(64, 64, device="cuda")

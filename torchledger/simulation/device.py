@@ -29,7 +29,7 @@ from torchledger.units import format_bytes
 
 NOT_MODELLED = (
     "workspaces of cuDNN",
-    "accumulators of flash attention's backward",
+    "buffers inside fused attention, but for the accumulators of flash attention's backward",
     "scratch of reductions, sorts, scans and embeddings' backward",
     "kernels of other libraries (Triton, NCCL)",
 )
