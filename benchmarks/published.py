@@ -1,6 +1,8 @@
 """Published device figures beside what a simulated device gives for the same program.
 
     python benchmarks/published.py
+
+`docs/explain/accuracy.md` shows what it prints, and says where the published figures are from.
 """
 
 from __future__ import annotations
