@@ -94,6 +94,20 @@ def test_one_after_another_and_never_nested() -> None:
             assert active.current() is device
 
 
+def test_a_ledger_is_entered_inside() -> None:
+    with tl.Ledger(), pytest.raises(UsageError, match="enter the simulation first"):
+        tl.simulate("h100-sxm").__enter__()
+    assert active.current() is None
+
+
+def test_the_profiler_records_the_host_alone() -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with tl.simulate("h100-sxm") as device, torch.profiler.profile(activities=activities) as profiler:
+        torch.ones(3, device="cuda") + 1
+    assert any("aten::add" in event.key for event in profiler.key_averages())
+    assert any("profiler" in note for note in device.notes)
+
+
 def test_what_outlives_the_simulation_says_so() -> None:
     with tl.simulate("h100-sxm"):
         model, x = nn.Linear(4, 4).cuda(), torch.ones(2, 4, device="cuda")

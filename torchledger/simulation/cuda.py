@@ -156,6 +156,10 @@ class _Queries:
         self._device.blocks.settle()
         return self._device.allocator.snapshot()
 
+    def _snapshot(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Without a history: nothing records one."""
+        return {"segments": self.memory_snapshot(), "device_traces": [[]], "allocator_settings": {}}
+
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         self._device.allocator.set_memory_fraction(fraction)
 
@@ -225,7 +229,7 @@ def install(device: Device, mode: Mode, patches: Patches) -> None:
     }
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         patches.replace_existing(module, names | random | refused | others | streams.make_classes(device))
-    patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing})
+    patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing, "_snapshot": queries._snapshot})
     patches.replace_existing(
         torch.cuda.nvtx, {"range_push": _nothing, "range_pop": _nothing, "mark": _nothing, "range": _range}
     )

@@ -291,6 +291,8 @@ class Simulation:
     def __enter__(self) -> SimulatedDevice:
         if active.current() is not None:
             raise UsageError("a simulation runs already: simulations cannot be nested. Leave the first one before.")
+        if any(type(mode).__module__.startswith("torchledger.") for mode in internals.current_dispatch_modes()):
+            raise UsageError("a Ledger records already: enter the simulation first, and the Ledger inside it.")
         internals.require_simulation()
         # The first step of an optimizer imports it anyway; here it cannot take our functions into its tables.
         importlib.import_module("torch._dynamo")
