@@ -171,6 +171,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "mfu": lambda: torchledger.mfu(1e12, 1.0, accelerator="l4", dtype="bf16"),
     "recipe": lambda: torchledger.recipe("adamw-fp32"),
     "reconcile": lambda: torchledger.reconcile(reconcilable_step()),
+    "simulate": lambda: torchledger.simulate("h100-sxm"),
     "schedule": lambda: torchledger.schedule(wait=1, warmup=1, active=1),
 }
 

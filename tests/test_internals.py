@@ -112,6 +112,54 @@ def test_kernels_modes_and_wrappers() -> None:
     assert not internals.is_functional_tensor(torch.ones(2))
 
 
+def test_a_missing_name_of_simulations_is_another_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "_missing_for_simulation", ["torch._C._no_such_name"])
+    internals.require()
+    with pytest.raises(TorchVersionError, match=r"lacks torch\._C\._no_such_name, which simulated devices stand on"):
+        internals.require_simulation()
+
+
+def test_keys_of_another_backend() -> None:
+    meta = torch.empty(2, 3, device="meta")
+    tensor = internals.make_subclass(torch.Tensor, meta, False, device_for_backend_keys=torch.device("hpu"))
+    assert type(tensor) is torch.Tensor
+    keys = internals.dispatch_keys(tensor)
+    assert keys.has(internals.DispatchKey.HPU)
+    assert not keys.has(internals.DispatchKey.Meta)
+    assert tensor.untyped_storage() is meta.untyped_storage()
+    internals.include_meta(True)
+    try:
+        assert internals.meta_included()
+        assert (tensor + tensor).shape == (2, 3)
+        assert internals.dispatch_keys(tensor.t()).has(internals.DispatchKey.HPU)
+    finally:
+        internals.include_meta(False)
+    assert not internals.meta_included()
+    assert torch.ones(2).uniform_().device.type == "cpu"
+
+
+def test_autocast_kernels_of_another_backend() -> None:
+    key = internals.DispatchKey.AutocastHPU
+    assert not internals.has_backend_fallback(key)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(internals.fallthrough_kernel, "AutocastHPU")
+    assert internals.has_backend_fallback(key)
+    internals.library_destroy(library)
+    assert not internals.has_backend_fallback(key)
+    with internals.exclude_keys(internals.DispatchKeySet(key)):
+        assert internals.is_key_excluded("AutocastHPU")
+
+
+def test_device_contexts_and_groups() -> None:
+    assert torch.zeros in internals.device_constructors()
+    with torch.device("cpu") as context:
+        assert isinstance(context, torch.device)
+    assert hasattr(internals.DeviceContext, "__torch_function__")
+    x = torch.ones(2)
+    ((device, dtype),) = internals.group_tensors([[x, x]], False)
+    assert (device, dtype) == (torch.device("cpu"), torch.float32)
+
+
 def test_names_that_are_imported_later() -> None:
     import torch._dynamo
     import torch._inductor.output_code

@@ -193,8 +193,10 @@ make_subclass: Final[Callable[..., torch.Tensor]] = _simulating("Tensor._make_su
 """A tensor on the same storage as another, which may carry the dispatch keys of another backend."""
 dispatch_keys: Final[Callable[[torch.Tensor], Any]] = _simulating("_C._dispatch_keys")
 """The dispatch keys that a tensor carries."""
-include_key: Final[Any] = _simulating("_C._IncludeDispatchKeyGuard")
-"""A context in which all calls dispatch as if a tensor carried a key."""
+meta_included: Final[Callable[[], bool]] = _simulating("_C._meta_in_tls_dispatch_include")
+"""Whether all calls of this thread dispatch as if a tensor were on `meta`."""
+include_meta: Final[Callable[[bool], None]] = _simulating("_C._set_meta_in_tls_dispatch_include")
+"""Let them, or no longer."""
 exclude_keys: Final[Any] = _simulating("_C._ExcludeDispatchKeyGuard")
 """A context in which no call dispatches to some keys."""
 DispatchKey: Final[Any] = _simulating("_C.DispatchKey")
@@ -207,8 +209,6 @@ fallthrough_kernel: Final[Any] = _simulating("library.fallthrough_kernel")
 """What a library registers where dispatch is to go on to the next key."""
 library_destroy: Final[Any] = _simulating("library.Library._destroy")
 """Takes back what a library registered."""
-parse_to: Final[Callable[..., Any]] = _simulating("_C._nn._parse_to")
-"""The arguments of `Tensor.to` as (device, dtype, non_blocking, memory_format)."""
 device_constructors: Final[Callable[[], set[Any]]] = _simulating("utils._device._device_constructors")
 """The functions that a `with torch.device(...)` gives its device to."""
 DeviceContext: Final[Any] = _simulating("utils._device.DeviceContext")

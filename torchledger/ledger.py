@@ -36,7 +36,7 @@ from torchledger.simulation import active as simulation
 from torchledger.simulation.readings import SimulatedReadings
 
 if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
+    from torchledger.simulation.contracts import Device
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -97,7 +97,7 @@ class Ledger:
         )
         self._reader = StepReader()
         self._recorder: _Recorder | None = None
-        self._simulated: SimulatedDevice | None = None
+        self._simulated: Device | None = None
         self._active = False
         self._index = 0
         self._n_steps = 0

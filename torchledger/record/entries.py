@@ -13,6 +13,14 @@ from torchledger.flops.registry import is_true_composite, lookup
 from torchledger.flops.rules import Formula
 
 aten = torch.ops.aten
+SCATTERING = (
+    aten.scatter.src,
+    aten.scatter_add.default,
+    aten.index_add.default,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+)
+"""Formulas of autograd's write so into a tensor of their own: in place, but for the mode."""
 
 
 class Kind(IntEnum):
@@ -27,7 +35,7 @@ class Kind(IntEnum):
     COPYING = 5
     """`clone`, `_to_copy`, `index`: values of their argument, perhaps in another layout, dtype, place or order."""
     ADDING = 6
-    """`aten.add.Tensor`: what autograd sums gradients with under a dispatch mode."""
+    """`aten.add.Tensor` and `SCATTERING`: what autograd sums gradients with under a dispatch mode."""
     COMPOSITE = 7
     """Has no kernel but its decomposition (arrives whole under inference mode and for subclasses)."""
     HIGHER_ORDER = 8
@@ -59,7 +67,7 @@ def _kind(op: Any, counted: bool) -> int:
         return Kind.HIGHER_ORDER
     if op is aten.detach.default:
         return Kind.DETACH
-    if op is aten.add.Tensor:
+    if op is aten.add.Tensor or op in SCATTERING:
         return Kind.ADDING
     if op in (aten.clone.default, aten._to_copy.default, aten.index.Tensor, aten.index_select.default):
         return Kind.COPYING

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torchledger.simulation.contracts import Device
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-
-_device: SimulatedDevice | None = None
+_device: Device | None = None
 
 
-def current() -> SimulatedDevice | None:
+def current() -> Device | None:
     """The device of the simulation that runs, or None."""
     return _device
 
 
-def set_current(device: SimulatedDevice | None) -> None:
+def set_current(device: Device | None) -> None:
     """Say which device is simulated from now on."""
     global _device
     _device = device

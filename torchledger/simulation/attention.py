@@ -1,21 +1,19 @@
 """Which kernel `scaled_dot_product_attention` takes on a CUDA device.
 
-Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``sdp_utils_cpp.h`` and ``attention.cpp`` of torch 2.9 to
-2.15; for CUDA, dense tensors.
+Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``sdp_utils_cpp.h`` and ``attention.cpp`` of torch 2.9
+to 2.15; for CUDA, dense tensors.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.facts import torch_version
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 _Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -41,7 +39,7 @@ class Params(NamedTuple):
         return torch.is_grad_enabled() and any(t.requires_grad for t in self[:3])
 
 
-def choose_backend(device: SimulatedDevice, params: Params) -> int:
+def choose_backend(device: Device, params: Params) -> int:
     """The backend that CUDA takes: `MATH`, `FLASH`, `EFFICIENT` or `CUDNN`.
 
     Raises:
@@ -70,21 +68,21 @@ def _normalized(params: Params) -> Params:
     return params._replace(query=q, key=k, value=v, mask=mask)
 
 
-def _order(device: SimulatedDevice) -> list[int]:
+def _order(device: Device) -> list[int]:
     order = list(torch._C._get_sdp_priority_order())
     if order == _DEFAULT_ORDER and prefers_cudnn(device):
         return [CUDNN, FLASH, EFFICIENT, MATH]
     return order
 
 
-def prefers_cudnn(device: SimulatedDevice) -> bool:
+def prefers_cudnn(device: Device) -> bool:
     """Whether cuDNN's attention comes first: on compute capability 9 and 10, when cuDNN is newer than 9.15.0."""
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False
     return device.versions.cudnn_number > 91500 and device.capability[0] in (9, 10)
 
 
-def _flash_runs(device: SimulatedDevice, params: Params) -> bool:
+def _flash_runs(device: Device, params: Params) -> bool:
     q, k, v = params[:3]
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or params.mask is not None:
         return False
@@ -102,7 +100,7 @@ def _flash_runs(device: SimulatedDevice, params: Params) -> bool:
     return _dense_shapes(params) and _last_stride_is_one(params, ignore_singleton=True)
 
 
-def _efficient_runs(device: SimulatedDevice, params: Params) -> bool:
+def _efficient_runs(device: Device, params: Params) -> bool:
     q, k, v = params[:3]
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not (5, 0) <= device.capability <= (12, 1):
         return False
@@ -123,7 +121,7 @@ def _efficient_runs(device: SimulatedDevice, params: Params) -> bool:
     return q.dtype is k.dtype is v.dtype and q.dtype in allowed
 
 
-def _cudnn_runs(device: SimulatedDevice, params: Params) -> bool:
+def _cudnn_runs(device: Device, params: Params) -> bool:
     q, k, v = params[:3]
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4 or not (8, 0) <= device.capability <= (12, 1):
         return False
@@ -156,12 +154,12 @@ def _cudnn_runs(device: SimulatedDevice, params: Params) -> bool:
     )
 
 
-def _low_precision(device: SimulatedDevice, params: Params) -> bool:
+def _low_precision(device: Device, params: Params) -> bool:
     allowed = _HALF if device.capability[0] >= 8 else (torch.float16,)
     return params.query.dtype is params.key.dtype is params.value.dtype and params.query.dtype in allowed
 
 
-def _gemm_alignment(device: SimulatedDevice, dtype: torch.dtype) -> int:
+def _gemm_alignment(device: Device, dtype: torch.dtype) -> int:
     half = dtype in _HALF
     alignment = 4 if device.capability[0] >= 8 else 1
     if device.capability[0] >= 8 or (device.capability[0] >= 7 and half):
@@ -204,7 +202,7 @@ def _mask_fits(params: Params) -> bool:
 
 
 def attend(
-    device: SimulatedDevice, query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: Any,
+    device: Device, query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, scale: Any,
     gqa: bool,
 ) -> Any:  # fmt: skip
     """What `scaled_dot_product_attention` does on CUDA, up to the kernel that it takes."""
@@ -214,10 +212,7 @@ def attend(
     if unbatched:
         normal = _normalized(params)
         query, key, value, mask = normal.query, normal.key, normal.value, normal.mask
-    if backend != CUDNN or torch_version() < (2, 14):
-        mask = _additive(mask, query.dtype)
-    elif mask is not None and mask.dtype is torch.bool:
-        mask = _additive(mask, query.dtype)
+    mask = _additive(mask, query.dtype)
     needs_grad = params.needs_grad
     if backend == CUDNN:
         out = aten._scaled_dot_product_cudnn_attention(

@@ -1,37 +1,40 @@
 """Autocast as CUDA does it: which ops cast their arguments to what, and the cache of cast weights.
 
-Which ops have an autocast kernel for CUDA is asked of the installed torch, which knows it without a CUDA device; how each
-of them casts stands here. Source: ``aten/src/ATen/autocast_mode.h`` and ``.cpp`` of torch 2.9 to 2.15.
+Which ops have an autocast kernel for CUDA is asked of the installed torch, which knows it without a CUDA device; how
+each of them casts stands here. Source: ``aten/src/ATen/autocast_mode.h`` and ``.cpp`` of torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from torchledger import internals
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 _Tensor = torch.Tensor
 _to = torch.Tensor.to
 aten = torch.ops.aten
 
-LOWER_PRECISION = frozenset(
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu addmm "
-    "addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
+
+def _split(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+LOWER_PRECISION = _split(
+    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu "
+    "addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
     "_scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution cudnn_convolution_transpose "
-    "_cudnn_rnn".split()
+    "_cudnn_rnn"
 )
 """Floating arguments are cast to the autocast dtype."""
-FLOAT32 = frozenset(
+FLOAT32 = _split(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm "
     "native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
     "cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
@@ -39,16 +42,21 @@ FLOAT32 = frozenset(
     "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d "
     "upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d "
     "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa "
-    "linalg_matrix_sqrth".split()
+    "linalg_matrix_sqrth"
 )
 """Floating arguments are cast to float32."""
-FLOAT32_RESULT = frozenset("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum".split())
+FLOAT32_RESULT = _split("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum")
 """Where the op's optional dtype is not given, it is float32."""
 APPENDED_DTYPE = frozenset({"norm"})
 """They call the overload that has a dtype, with float32."""
-WIDEST = frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split())
+WIDEST = _split("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 """Floating arguments are cast to the widest dtype among them."""
 BANNED = frozenset({"binary_cross_entropy"})
+
+
+def _lower_dtype() -> torch.dtype:
+    dtype: torch.dtype = torch.get_autocast_dtype("cuda")
+    return dtype
 
 
 class WeightCache:
@@ -84,7 +92,7 @@ class WeightCache:
 class Autocast:
     """The kernels of one simulation."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self.cache = WeightCache()
         self._keys = internals.DispatchKeySet(device.backend.autocast_key)
@@ -107,7 +115,7 @@ class Autocast:
         if name in LOWER_PRECISION:
 
             def lower(*args: Any, **kwargs: Any) -> Any:
-                dtype = torch.get_autocast_dtype("cuda")
+                dtype = _lower_dtype()
                 with exclude(keys):
                     return call(*self._cast_all(args, dtype), **self._cast_named(kwargs, dtype))
 
@@ -158,7 +166,7 @@ class Autocast:
         if isinstance(value, _Tensor):
             if value.dtype is dtype or not self._is_eligible(value):
                 return value
-            return self.cache.cast(value, dtype, torch.get_autocast_dtype("cuda"))
+            return self.cache.cast(value, dtype, _lower_dtype())
         if isinstance(value, list | tuple) and any(isinstance(item, _Tensor) for item in value):
             return [self._cast(item, dtype) for item in value]
         return value
@@ -172,9 +180,9 @@ class Autocast:
     def _widest(self, values: Any) -> torch.dtype:
         for value in values:
             for item in value if isinstance(value, list | tuple) else (value,):
-                if self._is_eligible(item) and item.dtype is torch.float32:
+                if self._is_eligible(item) and item.dtype == torch.float32:
                     return torch.float32
-        return torch.get_autocast_dtype("cuda")
+        return _lower_dtype()
 
 
 def cuda_autocast_ops() -> list[OpOverload]:
@@ -219,7 +227,7 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def mirror(device: SimulatedDevice, autocast: Autocast, patches: Patches) -> None:
+def mirror(device: Device, autocast: Autocast, patches: Patches) -> None:
     """Let autocast for cuda be autocast for the borrowed keys, and clear our cache where torch clears its own."""
     name = device.backend.name.lower()
     set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache

@@ -5,19 +5,17 @@ Source: ``cudnn_conv_suggest_memory_format`` in ``aten/src/ATen/native/ConvUtils
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 
 
-def convolution(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def convolution(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.convolution`."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -27,7 +25,7 @@ def convolution(mode: SimulationMode, operator: Operator, args: Any, kwargs: dic
     return out
 
 
-def convolution_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def convolution_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.convolution_backward`: gradients of the input, the weight and the bias."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -42,7 +40,7 @@ def convolution_backward(mode: SimulationMode, operator: Operator, args: Any, kw
     return outs
 
 
-def _laid_out(mode: SimulationMode, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _laid_out(mode: Mode, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if not (_is_channels_last(x) or _is_channels_last(weight)) or out.dim() not in (4, 5):
         return out
     wanted = torch.channels_last if out.dim() == 4 else torch.channels_last_3d

@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.accelerator
@@ -16,14 +16,12 @@ import torch.backends.cudnn
 import torch.cuda
 import torch.utils.checkpoint
 
+from torchledger.allocator.statistics import AllocatorStats
 from torchledger.errors import SimulationError
 from torchledger.simulation import generators, streams
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
@@ -63,10 +61,10 @@ class DeviceProperties:
     gcnArchName: str = ""  # noqa: N815
 
 
-class Queries:
+class _Queries:
     """The functions of `torch.cuda`, by their names there."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
 
     def is_available(self) -> bool:
@@ -158,10 +156,14 @@ class Queries:
         self._device.blocks.settle()
         return self._device.allocator.snapshot()
 
+    def _snapshot(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Without a history: nothing records one."""
+        return {"segments": self.memory_snapshot(), "device_traces": [[]], "allocator_settings": {}}
+
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         self._device.allocator.set_memory_fraction(fraction)
 
-    def _stats(self, device: Any) -> Any:
+    def _stats(self, device: Any) -> AllocatorStats:
         self._index(device)
         self._device.blocks.settle()
         return self._device.allocator.stats
@@ -210,9 +212,9 @@ def _range(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def install(device: Device, mode: Mode, patches: Patches) -> None:
     """Let `torch.cuda` and `torch.accelerator` speak of the simulated device."""
-    queries = Queries(device)
+    queries = _Queries(device)
     names = {name: getattr(queries, name) for name in dir(queries) if not name.startswith("_")}
     random = generators.make_functions(device)
     refused = {name: _refuse(name, what) for name, what in _REFUSED.items()}
@@ -227,7 +229,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
     }
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         patches.replace_existing(module, names | random | refused | others | streams.make_classes(device))
-    patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing})
+    patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing, "_snapshot": queries._snapshot})
     patches.replace_existing(
         torch.cuda.nvtx, {"range_push": _nothing, "range_pop": _nothing, "mark": _nothing, "range": _range}
     )
@@ -250,7 +252,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
     patches.on_restore(lambda: setattr(checkpointing, "_default_device_type", before))
 
 
-def _install_accelerator(queries: Queries, patches: Patches) -> None:
+def _install_accelerator(queries: _Queries, patches: Patches) -> None:
     memory = (
         "empty_cache memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
         "reset_peak_memory_stats"
@@ -264,7 +266,7 @@ def _install_accelerator(queries: Queries, patches: Patches) -> None:
         "set_device_idx": queries.set_device,
         "get_memory_info": queries.mem_get_info,
         "current_stream": lambda of=None: torch.cuda.current_stream(),
-        "set_stream": lambda stream: torch.cuda.set_stream(stream),
+        "set_stream": torch.cuda.set_stream,
     }
     patches.replace_existing(torch.accelerator, names)
     if hasattr(torch.accelerator, "memory"):

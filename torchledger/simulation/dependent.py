@@ -1,22 +1,21 @@
 """Ops whose results' shapes depend on values: exact where the values are known, else as the user assumes.
 
-``worst`` keeps everything. ``balanced`` gives each expert of a router its share: what came out of `topk`, `argmax` and the
-like over E classes is taken to fall on each class equally often, and any other mask to keep half.
+``worst`` keeps everything. ``balanced`` gives each expert of a router its share: what came out of `topk`, `argmax` and
+the like over E classes is taken to fall on each class equally often, and any other mask to keep half.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation.blocks import storage_of
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import META
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
+from torchledger.simulation.results import contiguous_strides
 
 aten = torch.ops.aten
 _Tensor = torch.Tensor
@@ -42,7 +41,7 @@ class Shares:
         self.classes.pop(key, None)
 
 
-def count_kept(mode: SimulationMode, mask: torch.Tensor) -> int:
+def count_kept(mode: Mode, mask: torch.Tensor) -> int:
     """How many elements of a mask (or of numbers) are true."""
     known = mode.values.of(mask)
     if known is not None:
@@ -56,7 +55,7 @@ def count_kept(mode: SimulationMode, mask: torch.Tensor) -> int:
     return math.ceil(mask.numel() / (classes or 2))
 
 
-def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def nonzero(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.nonzero`: one row of indices for each element that is kept."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -64,7 +63,7 @@ def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
         return operator.call(*args, **kwargs)
     n = count_kept(mode, tensor)
     # A device makes it column by column: (n, dim) with strides (1, n).
-    out = mode.results.fresh((n, tensor.dim()), (1, max(n, 1)), torch.int64)
+    out = mode.results.fresh((n, tensor.dim()), (1, n), torch.int64)
     mode.enter(out, block.place)
     known = mode.values.of(tensor)
     if known is not None:
@@ -72,7 +71,7 @@ def nonzero(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
     return out
 
 
-def masked_select(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def masked_select(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.masked_select`: what the mask keeps, flat."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -85,7 +84,7 @@ def masked_select(mode: SimulationMode, operator: Operator, args: Any, kwargs: d
     return out
 
 
-def index(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def index(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.index`: masks among the indices select as many elements as they keep."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -101,7 +100,7 @@ def index(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str,
     return out
 
 
-def _without_masks(mode: SimulationMode, indices: Any) -> tuple[list[Any], list[int]]:
+def _without_masks(mode: Mode, indices: Any) -> tuple[list[Any], list[int]]:
     """Indices with each mask replaced by as many index tensors as it has dimensions, and the bytes of those."""
     plain: list[Any] = []
     hidden = []
@@ -117,12 +116,12 @@ def _without_masks(mode: SimulationMode, indices: Any) -> tuple[list[Any], list[
     return plain, hidden
 
 
-def index_put(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def index_put(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.index_put` and its in-place form: masks among the indices."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
         return operator.call(*args, **kwargs)
-    plain, hidden = _without_masks(mode, args[1])
+    _, hidden = _without_masks(mode, args[1])
     for nbytes in hidden:
         if place >= 0:
             mode.device.give_hidden(mode.device.take_hidden(nbytes), nbytes)
@@ -136,7 +135,7 @@ def index_put(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[
     return args[0]
 
 
-def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def unique(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._unique2`, `unique_consecutive` and `unique_dim`: all values differ, unless they are known."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -160,14 +159,15 @@ def unique(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str
         tensor.shape if dim is not None else (n,), tensor.stride() if dim is not None else (1,), tensor.dtype
     )
     shape = tensor.shape if dim is None else (n,)
-    inverse = mode.results.fresh(shape if flags.get("return_inverse") else (0,), _packed(shape if flags.get(
+    inverse = mode.results.fresh(shape if flags.get("return_inverse") else (0,), contiguous_strides(shape if flags.get(
         "return_inverse") else (0,)), torch.int64)  # fmt: skip
     counts = mode.results.fresh((n,) if flags.get("return_counts") else (0,), (1,), torch.int64)
-    mode.enter((first, inverse, counts), block.place)
-    return first, inverse, counts
+    outs = (first, inverse, counts)[: len(operator.op._schema.returns)]
+    mode.enter(outs, block.place)
+    return outs
 
 
-def bincount(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def bincount(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.bincount`: so many for each class as is assumed of a router."""
     tensor = args[0]
     block = mode.block_of(tensor)
@@ -186,7 +186,7 @@ def bincount(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     return out
 
 
-def assumed_counts(mode: SimulationMode, total: int, classes: int) -> torch.Tensor:
+def assumed_counts(mode: Mode, total: int, classes: int) -> torch.Tensor:
     """How many of ``total`` fall on each class: all on the first in the worst case, else equally many."""
     mode.device.assumptions["counts of classes"] += 1
     if mode.device.data_dependent == "worst":
@@ -196,7 +196,7 @@ def assumed_counts(mode: SimulationMode, total: int, classes: int) -> torch.Tens
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
-def repeat_interleave(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def repeat_interleave(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.repeat_interleave.Tensor`: as many indices as the repeats add up to."""
     repeats = args[0]
     block = mode.block_of(repeats)
@@ -216,24 +216,25 @@ def repeat_interleave(mode: SimulationMode, operator: Operator, args: Any, kwarg
     return out
 
 
-def equal(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
-    """`aten.equal`: whether two tensors have the same values; unknown ones are taken to differ."""
+def equal(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`aten.equal`, `aten.allclose`: whether two tensors have the same values; unknown ones are taken to differ."""
     if mode.locate(operator, args, kwargs) is None:
         return operator.call(*args, **kwargs)
     if args[0].shape != args[1].shape:
         return False
     known = [mode.values.of(tensor) for tensor in args[:2]]
     if known[0] is not None and known[1] is not None:
-        return operator.call(*known)
+        return operator.call(*known, *args[2:], **kwargs)
     if id(storage_of(args[0])) == id(storage_of(args[1])) and args[0].stride() == args[1].stride():
         return True
     mode.device.assumptions["bool taken for False"] += 1
     return False
 
 
-def note_classes(mode: SimulationMode, operator: Operator, args: Any, out: Any) -> None:
+def note_classes(mode: Mode, operator: Operator, args: Any, out: Any) -> None:
     """Follow on how many classes integers and masks fall, through the ops that routers are made of."""
-    rule = _RULES.get(getattr(operator.op, "overloadpacket", None))
+    packet: Any = getattr(operator.op, "overloadpacket", None)
+    rule = _RULES.get(packet)
     if rule == "chosen":
         source = args[0]
         dim = args[2] if operator.name == "aten.topk" and len(args) > 2 else args[1] if len(args) > 1 else -1
@@ -264,14 +265,6 @@ _RULES = {
 }
 
 
-def _packed(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
 SPECIALS = {
     aten.nonzero.default: nonzero,
     aten.masked_select.default: masked_select,
@@ -281,10 +274,12 @@ SPECIALS = {
     aten.index_put_.default: index_put,
     aten._index_put_impl_.default: index_put,
     aten._unsafe_index_put.default: index_put,
+    aten._unique.default: unique,
     aten._unique2.default: unique,
     aten.unique_consecutive.default: unique,
     aten.unique_dim.default: unique,
     aten.bincount.default: bincount,
     aten.repeat_interleave.Tensor: repeat_interleave,
     aten.equal.default: equal,
+    aten.allclose.default: equal,
 }

@@ -29,7 +29,7 @@ from torchledger.units import format_bytes
 
 NOT_MODELLED = (
     "workspaces of cuDNN",
-    "accumulators of flash attention's backward",
+    "buffers inside fused attention, but for the accumulators of flash attention's backward",
     "scratch of reductions, sorts, scans and embeddings' backward",
     "kernels of other libraries (Triton, NCCL)",
 )
@@ -90,7 +90,10 @@ class SimulatedDevice:
         self.results = Results(self.backend)
         self.stream = 0
         self.words: Any = None
+        self.autocast: Any = None
         self.notes: list[str] = []
+        if not self.facts.is_reported and capacity_bytes is None:
+            self.note(f"what the driver of {accelerator} reports is not on record: its capacity is the data sheet's")
         self.hidden_bytes = 0
         """Workspaces and copies inside ops that are held now."""
         self.watches: list[Watch] = []
@@ -233,8 +236,8 @@ class SimulatedDevice:
             f"CUDA out of memory. Tried to allocate {torch_size(nbytes)}. GPU 0 has a total capacity of "
             f"{torch_size(self.total_bytes)} of which {torch_size(self.total_bytes - used)} is free. Including "
             f"non-PyTorch memory, this process has {torch_size(used)} memory in use. Of the allocated memory "
-            f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by PyTorch "
-            f"but unallocated. If reserved but unallocated memory is large try setting "
+            f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by "
+            f"PyTorch but unallocated. If reserved but unallocated memory is large try setting "
             f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
             f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
@@ -293,6 +296,8 @@ class Simulation:
     def __enter__(self) -> SimulatedDevice:
         if active.current() is not None:
             raise UsageError("a simulation runs already: simulations cannot be nested. Leave the first one before.")
+        if any(type(mode).__module__.startswith("torchledger.") for mode in internals.current_dispatch_modes()):
+            raise UsageError("a Ledger records already: enter the simulation first, and the Ledger inside it.")
         internals.require_simulation()
         # The first step of an optimizer imports it anyway; here it cannot take our functions into its tables.
         importlib.import_module("torch._dynamo")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from torchledger.errors import SimulationEndedError
 from torchledger.simulation.blocks import storage_of
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
+from torchledger.simulation.contracts import Device
 
 _PLAIN = ("__repr__", "__str__", "__del__", "__hash__")
 
@@ -27,25 +25,25 @@ def _refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None
 class EndedTensor(torch.Tensor):
     """A tensor of a simulation that has ended."""
 
-    __torch_function__ = classmethod(_refuse)  # type: ignore[assignment]
+    __torch_function__: Any = classmethod(_refuse)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<tensor of a simulation that has ended>"
 
 
 class EndedParameter(torch.nn.Parameter):
     """A parameter of a simulation that has ended."""
 
-    __torch_function__ = classmethod(_refuse)  # type: ignore[assignment]
+    __torch_function__: Any = classmethod(_refuse)
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "<parameter of a simulation that has ended>"
 
 
 _ENDED: dict[type, type] = {torch.Tensor: EndedTensor, torch.nn.Parameter: EndedParameter}
 
 
-def mark_survivors(device: SimulatedDevice) -> None:
+def mark_survivors(device: Device) -> None:
     """Let tensors that outlive the simulation say so when they are used."""
     live = device.blocks.live
     if not live:

@@ -22,20 +22,37 @@ class DriverFacts:
 
     memory_bytes: int
     n_multiprocessors: int
+    """0 where that is not on record."""
+    is_reported: bool = True
+    """False: no report is on record, and the memory is the data sheet's, which drivers miss by some percent."""
 
 
-# MiB as `torch.cuda.get_device_properties` and the messages of out-of-memory errors print them, in public reports.
+# MiB (total_memory) and multiprocessors as public reports print them, from `torch.cuda.get_device_properties` or from
+# the message of an out-of-memory error ("a total capacity of 79.11 GiB"). Drivers differ by some tens of MiB.
 _DRIVER: Mapping[str, DriverFacts] = MappingProxyType(
     {
         name: DriverFacts(mib * MIB, n)
-        for name, (mib, n) in {
-            "a100-sxm": (81_050, 108),
-            "a100-sxm-40gb": (40_339, 108),
-            "a100-pcie": (81_049, 108),
-            "a100-pcie-40gb": (40_338, 108),
-            "h100-sxm": (81_008, 132),
-            "h100-pcie": (81_008, 114),
-        }.items()
+        for name, mib, n in (
+            ("a100-sxm", 81_049, 108),  # 79.15 GiB in many reports
+            ("a100-sxm-40gb", 40_339, 108),  # bottlerocket-os/bottlerocket#3873: 42,298,834,944 bytes
+            ("a100-pcie", 81_049, 108),  # ekondis/mixbench#47
+            ("h100-sxm", 81_008, 132),  # vllm-project/vllm#27508: 79.11 GiB; 81,082 to 81,090 with older drivers
+            ("h100-pcie", 81_008, 114),
+            ("h100-nvl", 95_232, 132),  # ali-vilab/VACE#56: 93.00 GiB
+            ("h200-sxm", 143_156, 132),  # 139.80 GiB in many reports
+            ("h20", 97_285, 78),
+            ("b200", 182_631, 148),  # 178.35 GiB in many reports
+            ("l40s", 45_589, 142),
+            ("l40", 45_466, 142),  # QwenLM/Qwen3-VL#2097: 44.40 GiB
+            ("a10", 22_518, 72),  # zai-org/CogVLM#236: 21.99 GiB
+            ("a40", 45_416, 84),
+            ("rtx-a6000", 48_676, 84),
+            ("v100-sxm-16gb", 16_160, 80),
+            ("t4", 15_102, 40),
+            ("rtx-3090", 24_259, 82),
+            ("rtx-4090", 24_248, 128),  # zai-org/CogVideo#36: 23.68 GiB
+            ("rtx-5090", 32_123, 170),  # Wan-Video/Wan2.1#465: 31.37 GiB
+        )
     }
 )
 
@@ -89,7 +106,8 @@ def simulated_accelerator(name: str) -> tuple[Accelerator, DriverFacts]:
             f"`torchledger accelerators` lists them; those with a compute capability will do."
         )
     facts = _DRIVER.get(found.name)
-    if facts is None:
-        assert found.memory_bytes is not None
-        facts = DriverFacts(found.memory_bytes, 1)
-    return found, facts
+    if facts is None and found.memory_bytes is None:
+        raise SimulationError(
+            f"the memory of {name} is not on record, so it cannot be simulated: take another of its kind."
+        )
+    return found, facts or DriverFacts(found.memory_bytes or 0, 0, is_reported=False)

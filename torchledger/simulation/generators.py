@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
+from torchledger.simulation.contracts import Device
 
 _Generator = torch.Generator
 _DEFAULT_SEED = 67280421310721
@@ -43,7 +42,7 @@ class SimulatedGenerator(_Generator):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """A generator of the host too, since only one of those can be made without a device."""
-        return super().__new__(cls, device="cpu")
+        return _Generator.__new__(cls, device="cpu")  # type: ignore[call-arg]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -51,7 +50,7 @@ class SimulatedGenerator(_Generator):
         return torch.device("cuda", 0)
 
 
-def make_functions(device: SimulatedDevice) -> dict[str, Any]:
+def make_functions(device: Device) -> dict[str, Any]:
     """What `torch.cuda.random` offers, by name."""
     state = DeviceState()
 

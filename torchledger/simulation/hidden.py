@@ -8,24 +8,24 @@ operands that cuBLAS cannot read as they lie, the workspace of the handle (which
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 FORWARD_HANDLE, BACKWARD_HANDLE = 0, 1
 
 
-def run_inside(mode: SimulationMode, operator: Operator, args: Any, out: Any, place: int) -> None:
+def run_inside(mode: Mode, operator: Operator, args: Any, out: Any, place: int) -> None:
     """Take and give back what an op takes inside itself, after its output came."""
     operands = PRODUCTS.get(operator.op)
     if operands is None or place < 0:
+        if operator.op is aten._scaled_dot_product_flash_attention_backward.default and place >= 0:
+            _take_and_give(mode, flash_backward_bytes(args))
         return
     first = out if isinstance(out, torch.Tensor) else args[0]
     if not first.numel():
@@ -36,6 +36,31 @@ def run_inside(mode: SimulationMode, operator: Operator, args: Any, out: Any, pl
     device.take_workspace(BACKWARD_HANDLE if internals.current_graph_task_id() != -1 else FORWARD_HANDLE)
     for nbytes, address in zip(copies, addresses, strict=True):
         device.give_hidden(address, nbytes)
+
+
+def _take_and_give(mode: Mode, sizes: list[int]) -> None:
+    device = mode.device
+    addresses = [device.take_hidden(nbytes) for nbytes in sizes]
+    for nbytes, address in zip(sizes, addresses, strict=True):
+        device.give_hidden(address, nbytes)
+
+
+def flash_backward_bytes(args: Any) -> list[int]:
+    """What flash attention's backward takes inside itself: sums in float32, and each head's gradients of shared keys.
+
+    Source: ``mha_bwd`` in ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp`` (softmax_d, dq_accum,
+    dk_expanded and dv_expanded; read, not measured). Without deterministic algorithms.
+    """
+    query, key = args[1], args[2]
+    batch, heads, rows, width = query.shape
+    rounded_rows = -(-rows // 128) * 128
+    step = 32 if width <= 128 else 64
+    rounded_width = -(-width // step) * step
+    sums = 4 * batch * heads * rounded_rows
+    sizes = [sums, sums * rounded_width]
+    if key.shape[1] != heads:
+        sizes += [batch * key.shape[2] * heads * width * query.element_size()] * 2
+    return sizes
 
 
 def _copied_bytes(matrix: torch.Tensor) -> int:

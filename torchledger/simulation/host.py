@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from torchledger.errors import SimulatedValueError
 from torchledger.simulation.blocks import HOST
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
 
 SMALLEST_WITHOUT_DATA = 1 << 20
 """Host tensors of at least so many bytes have no data, where a module's constructor makes them."""
@@ -24,9 +21,7 @@ LARGEST_READ = 1 << 26
 _DEEPEST = 200
 
 
-def make_without_data(
-    mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]
-) -> torch.Tensor | None:
+def make_without_data(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """A host tensor without data in place of a large one that a module's constructor asks for, else None."""
     if not _constructor(sys._getframe(2)):
         return None
@@ -37,12 +32,12 @@ def make_without_data(
     return out
 
 
-def default_place(device: SimulatedDevice) -> int:
+def default_place(device: Device) -> int:
     """Where a tensor lies that torch makes like another, whose place it lost on the way."""
     return HOST if _constructor(sys._getframe(2)) and not device.has_tensors() else 0
 
 
-def check_target(mode: SimulationMode, operator: Operator, args: Any, place: int) -> None:
+def check_target(mode: Mode, operator: Operator, args: Any, place: int) -> None:
     """Refuse to write into a tensor with data what nobody knows.
 
     Raises:
@@ -61,9 +56,10 @@ def refuse_reading(tensor: torch.Tensor, what: str) -> NoReturn:
     Raises:
         SimulatedValueError: always.
     """
+    dtype = str(tensor.dtype).removeprefix("torch.")
     shape = "x".join(map(str, tensor.shape)) or "0-dim"
     raise SimulatedValueError(
-        f"a host tensor ({shape}, {str(tensor.dtype).removeprefix('torch.')}) was {what}: in a simulation, host tensors of "
+        f"a host tensor ({shape}, {dtype}) was {what}: in a simulation, host tensors of "
         f"{SMALLEST_WITHOUT_DATA // 1024} KiB and more that a module's constructor makes have no data, so that weights "
         f"take no memory. Make it outside the constructor, or smaller, or do without its values."
     )

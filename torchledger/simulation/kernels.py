@@ -5,31 +5,32 @@ Most are composites whose C++ asks whether a tensor is on CUDA; here they are as
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
-from torchledger.simulation import attention
+from torchledger.simulation import attention, recurrent
 from torchledger.simulation.autocast import Autocast, mirror
+from torchledger.simulation.contracts import Device, Mode
+from torchledger.simulation.facts import torch_version
 from torchledger.simulation.patching import Patches
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
-
 aten = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
+# The kernels that read one of these and write float32; bfloat16 came later (`_softmax`'s checks in torch 2.9 and 2.13).
+_READ_AS_FLOAT32 = (torch.float16, *((torch.bfloat16,) if torch_version() >= (2, 13) else ()))
 _composite_key = internals.composite_implicit_key
 WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Composites that have a kernel of their own on CUDA, by which they arrive whole."""
 
 
-class Kernels:
+class _Kernels:
     """The composites of one simulation."""
 
-    def __init__(self, device: SimulatedDevice, mode: SimulationMode) -> None:
+    def __init__(self, device: Device, mode: Mode) -> None:
         self.device = device
         self.mode = mode
 
@@ -44,6 +45,9 @@ class Kernels:
             aten.batch_norm.default: self.batch_norm,
             aten.linear.default: self.linear,
             aten.one_hot.default: self.one_hot,
+            aten.ctc_loss.IntList: self.ctc_loss,
+            aten.ctc_loss.Tensor: self.ctc_loss,
+            **recurrent.table(self.device, self.is_on_device),
         }
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -73,12 +77,12 @@ class Kernels:
         return aten.dropout.default._op_dk(_composite_key, tensor, p, train)
 
     def softmax(self, tensor: Any, dim: int, dtype: Any = None) -> Any:
-        if dtype is torch.float32 and tensor.dtype in _HALF and self.is_on_device(tensor):
+        if dtype is torch.float32 and tensor.dtype in _READ_AS_FLOAT32 and self.is_on_device(tensor):
             return aten._softmax(tensor, dim, True)
         return aten.softmax.int._op_dk(_composite_key, tensor, dim, dtype)
 
     def log_softmax(self, tensor: Any, dim: int, dtype: Any = None) -> Any:
-        if dtype is torch.float32 and tensor.dtype in _HALF and self.is_on_device(tensor):
+        if dtype is torch.float32 and tensor.dtype in _READ_AS_FLOAT32 and self.is_on_device(tensor):
             return aten._log_softmax(tensor, dim, True)
         return aten.log_softmax.int._op_dk(_composite_key, tensor, dim, dtype)
 
@@ -102,6 +106,22 @@ class Kernels:
         if self.device.values.of(out) is None:
             self.device.shares.set(out, num_classes)
         return out
+
+    def ctc_loss(
+        self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:  # fmt: skip
+        args = (log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        if not self.is_on_device(log_probs):
+            op = aten.ctc_loss.Tensor if isinstance(input_lengths, torch.Tensor) else aten.ctc_loss.IntList
+            return op._op_dk(_composite_key, *args)
+        loss = aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+        if zero_infinity:
+            loss = torch.where(loss == math.inf, torch.zeros((), device=loss.device), loss)
+        if reduction == 1:
+            lengths = torch.as_tensor(target_lengths).to(loss.device, loss.dtype)
+            return (loss / lengths.clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss
 
     def _adding_in_place(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a composition that adds in place where no mode is on."""
@@ -127,25 +147,32 @@ def _cudnn_normalizes(
     return x.dim() >= 3 and x.shape[0] <= largest and eps >= 1e-5 and x.numel() < 2**31 - 1
 
 
-def register(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def register(device: Device, mode: Mode, patches: Patches) -> None:
     """Register them, until the patches are restored."""
-    backend = device.backend.name
-    kernels = Kernels(device, mode)
+    kernels = _Kernels(device, mode)
+    device.autocast = Autocast(device)
     mode.composites = kernels.table()
     library = torch.library.Library("aten", "IMPL")
     patches.on_restore(library._destroy)
+    with warnings.catch_warnings():
+        # XPU has autocast kernels of its own, which come back with the end of the library.
+        warnings.simplefilter("ignore", UserWarning)
+        _fill(device, mode, library, patches)
+    mirror(device, device.autocast, patches)
+
+
+def _fill(device: Device, mode: Mode, library: Any, patches: Patches) -> None:
+    backend = device.backend.name
     for op, function in mode.composites.items():
         library.impl(op.name(), function, f"Autograd{backend}")
     for name in WHOLE:
         if hasattr(aten, name):
             library.impl(name, _never, backend)
-    autocast = Autocast(device)
     if not internals.has_backend_fallback(device.backend.autocast_key):
         fallback = torch.library.Library("_", "IMPL")
         patches.on_restore(fallback._destroy)
         fallback.fallback(internals.fallthrough_kernel, f"Autocast{backend}")
-    autocast.register(library)
-    mirror(device, autocast, patches)
+    device.autocast.register(library)
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,8 @@ GENUINE_META = 99
 """The index that marks a device as the one that the program itself calls ``meta``; see `place_device`."""
 _PROBES = ("aten::empty.memory_format", "aten::add.Tensor", "aten::mm", "aten::_to_copy", "aten::copy_")
 _make_subclass = internals.make_subclass
-_include_key = internals.include_key
+_meta_included, _include_meta = internals.meta_included, internals.include_meta
 _get_ident = threading.get_ident
-_meta_key = getattr(internals.DispatchKey, "Meta", None)
 
 
 class Backend:
@@ -61,10 +60,12 @@ def inside() -> Iterator[None]:
     """A context in which simulated tensors are what they are below: meta tensors, run by meta kernels."""
     global _inside
     before, _inside = _inside, _get_ident()
+    was_included = _meta_included()
+    _include_meta(True)
     try:
-        with _include_key(_meta_key):
-            yield
+        yield
     finally:
+        _include_meta(was_included)
         _inside = before
 
 

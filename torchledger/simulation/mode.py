@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,12 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchledger import internals
 from torchledger.simulation import dependent, hidden, host, moves, sparse, sums
 from torchledger.simulation.blocks import HOST, Block, storage_of
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.keys import GENUINE_META, inside
 from torchledger.simulation.operators import Kind, Operator
 from torchledger.simulation.specials import SPECIALS
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 _Tensor = torch.Tensor
 _VIEW, _INPLACE, _OUT = int(Kind.VIEW), int(Kind.INPLACE), int(Kind.OUT)
@@ -29,8 +27,8 @@ class SimulationMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__()
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.blocks = device.blocks
         self.live = device.blocks.live
@@ -143,7 +141,7 @@ class SimulationMode(TorchDispatchMode):
     def meeting(self, operator: Operator, one: int, other: int, tensor: torch.Tensor) -> int:
         """The place of an op with arguments in two places."""
         if tensor.dim() and not moves.may_differ(operator):
-            moves.raise_two_devices(one, other)
+            moves.raise_two_devices(one, other, operator.name)
         return max(one, other)
 
     def target(self, device: torch.device | None, place: int | None) -> int | torch.device | None:

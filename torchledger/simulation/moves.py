@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation import host
 from torchledger.simulation.blocks import HOST, storage_of
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import GENUINE_META, META
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 _Tensor = torch.Tensor
@@ -64,10 +62,10 @@ def check_same_device(operator: Operator, tensor: torch.Tensor, place: int) -> N
         RuntimeError: it is more.
     """
     if (tensor.dim() and tensor.numel()) and not may_differ(operator) and tensor.device.type != "meta":
-        raise_two_devices(place, HOST)
+        raise_two_devices(place, HOST, operator.name)
 
 
-def raise_two_devices(one: int, other: int) -> None:
+def raise_two_devices(one: int, other: int, op: str) -> None:
     """Raise what torch raises.
 
     Raises:
@@ -75,12 +73,13 @@ def raise_two_devices(one: int, other: int) -> None:
     """
     names = sorted((device_name(one), device_name(other)), reverse=True)
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {names[0]} and {names[1]}!"
+        f"Expected all tensors to be on the same device, but found at least two devices, {names[0]} and {names[1]}! "
+        f"(in {op})"
     )
 
 
 def make_elsewhere(
-    mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any], device: torch.device, place: int | None
+    mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any], device: torch.device, place: int | None
 ) -> Any:
     """An op whose result is to lie on a device that is real: the host, or the program's own ``meta``."""
     if device.index == GENUINE_META:
@@ -98,7 +97,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return _empty_strided(shape, [0] * len(shape), dtype=tensor.dtype, device="cpu")
 
 
-def to_copy(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def to_copy(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._to_copy`: another dtype, layout or device."""
     source = args[0]
     block = mode.block_of(source)
@@ -124,7 +123,7 @@ def to_copy(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
     return out
 
 
-def bring_back(mode: SimulationMode, source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def bring_back(mode: Mode, source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A host tensor like one on the device: with its values as far as they are known, else with assumed ones."""
     if like.numel() * like.element_size() > host.LARGEST_READ:
         mode.blocks.enter(like, HOST)
@@ -133,7 +132,7 @@ def bring_back(mode: SimulationMode, source: torch.Tensor, like: torch.Tensor) -
     return out.copy_(mode.values.read(source))
 
 
-def copy_into(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def copy_into(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.copy_`: also from one device to another."""
     target, source = args[0], args[1]
     there, here = mode.block_of(target), mode.block_of(source)
@@ -152,7 +151,7 @@ def copy_into(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[
     return target
 
 
-def lift_fresh(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def lift_fresh(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten.lift_fresh`: a tensor that was made just now."""
     return operator.call(*args, **kwargs) if mode.block_of(args[0]) is None else args[0]
 

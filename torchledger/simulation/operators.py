@@ -33,7 +33,6 @@ class Operator:
     __slots__ = (
         "call",
         "has_device",
-        "hidden",
         "is_random",
         "kind",
         "name",
@@ -49,13 +48,13 @@ class Operator:
         self.kind: int = _kind(op, backend)
         # An overload's `__call__` does nothing but call this.
         self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
-        self.hidden: Callable[[Any], Any] | None = None
+        self.name: str = op.name()
         if isinstance(op, HigherOrderOperator):
-            self.name, self.has_device, self.is_random = op.name(), False, False
+            self.has_device, self.is_random = False, False
             self.returns_first, self.returns_new = 0, True
             return
         schema = op._schema
-        self.name: str = str(op.overloadpacket)
+        self.name = str(op.overloadpacket)
         self.has_device = any(argument.name == "device" for argument in schema.arguments)
         self.is_random = torch.Tag.nondeterministic_seeded in op.tags
         self.returns_first = len(schema.returns)

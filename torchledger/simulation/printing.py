@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation.blocks import HOST
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.values import LARGEST_KNOWN
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 TYPE_NAMES = {
     torch.float32: "FloatTensor",
@@ -26,7 +24,7 @@ TYPE_NAMES = {
 }
 
 
-def describe(device: SimulatedDevice, tensor: torch.Tensor, original: Any) -> str:
+def describe(device: Device, tensor: torch.Tensor, original: Any) -> str:
     """What `repr` says of a simulated tensor."""
     block = device.blocks.live[id(tensor.untyped_storage())]
     where = "" if block.place == HOST else f", device='cuda:{block.place}'"

@@ -1,23 +1,20 @@
-"""What the simulated device's allocator counts, as a ledger reads it: each step's own peaks, and what ops held inside."""
+"""What the simulated device's allocator counts, as a ledger reads it: each step's own peaks, what ops held inside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torchledger.journal.entries import DeviceReading
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice, Watch
+from torchledger.simulation.contracts import Device
 
 
 class SimulatedReadings:
     """The readings of one ledger, from step to step."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._watch: Watch | None = None
+        self._watch: Any = None
         self._start = self._start_hidden = 0
 
     def begin(self, devices: list[str]) -> None:

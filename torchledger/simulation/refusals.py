@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 import torch.nested
 import torch.nn.parallel
+import torch.profiler
 
 from torchledger.errors import SimulationError
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
-
-def install(device: SimulatedDevice, patches: Patches) -> None:
+def install(device: Device, patches: Patches) -> None:
     """Refuse what is not simulated, each with what to do instead."""
 
     def compile_nothing(model: Any = None, **kwargs: Any) -> Any:
@@ -49,6 +48,7 @@ def install(device: SimulatedDevice, patches: Patches) -> None:
     patches.replace(torch.nested, "nested_tensor", nested_tensor)
     _install_data_parallel(patches)
     _install_flex(patches)
+    _install_profiler(device, patches)
 
 
 _ONE = "one device is simulated, and nothing that it would send to others. Run the script's single-process form"
@@ -95,3 +95,15 @@ def _install_flex(patches: Patches) -> None:
         return original(query, *args, **kwargs)
 
     patches.replace(flex, "flex_attention", flex_attention)
+
+
+def _install_profiler(device: Device, patches: Patches) -> None:
+    """The profiler sees what the host does: no kernel runs on the device."""
+    kineto: Any = torch.profiler.profiler._KinetoProfile
+    original = kineto.__init__
+
+    def init(self: Any, *args: Any, activities: Any = None, **kwargs: Any) -> None:
+        device.note("torch.profiler: it records the host alone, and no kernel of the device")
+        original(self, *args, activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
+
+    patches.replace(kineto, "__init__", init)

@@ -49,6 +49,8 @@ class Results:
         """Run an op's meta kernel."""
         if "generator" in kwargs:
             kwargs = {k: v for k, v in kwargs.items() if k != "generator"}
+        args = [self._without_data(arg) for arg in args]
+        kwargs = {name: self._without_data(value) for name, value in kwargs.items()}
         with inside():
             try:
                 return operator.call(*args, **kwargs)
@@ -57,6 +59,15 @@ class Results:
                     f"torch does not know what {operator.name} gives without running it (no meta kernel): "
                     f"{str(error).splitlines()[0]} Give a custom op one with torch.library.register_fake."
                 ) from error
+
+    def _without_data(self, arg: Any) -> Any:
+        """An argument of a meta kernel: a real tensor would draw the result to the host."""
+        if isinstance(arg, _Tensor):
+            if arg.layout is torch.strided and storage_of(arg).device.type == "cpu":
+                return _empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=META)
+        elif isinstance(arg, list | tuple) and any(isinstance(item, _Tensor) for item in arg):
+            return [self._without_data(item) for item in arg]
+        return arg
 
     def check(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> None:
         """Let an in-place op complain of its arguments, once for each signature; it writes nothing."""
@@ -82,12 +93,32 @@ class Results:
         """A simulated tensor with a new storage."""
         return self.backend.rekey(_empty_strided(shape, stride, dtype=dtype, device=META))
 
+    def within(self, n_elements: int, shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        """A simulated tensor with a new storage that has room for more."""
+        room = _empty_strided((n_elements,), (1,), dtype=dtype, device=META)
+        return self.backend.rekey(room.as_strided(shape, stride))
+
     def _from_spec(self, spec: Any) -> Any:
         if type(spec) is tuple:
+            if spec[3]:
+                return self.within(spec[3], spec[0], spec[1], spec[2])
             return self.backend.rekey(_empty_strided(spec[0], spec[1], dtype=spec[2], device=META))
         if type(spec) is list:
             return tuple(self._from_spec(item) for item in spec)
         return spec
+
+
+def contiguous_strides(shape: Any) -> tuple[int, ...]:
+    """The strides of a contiguous tensor.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
 
 
 def signature(arg: Any) -> Any:
@@ -112,7 +143,10 @@ def _named(kwargs: dict[str, Any]) -> Any:
 def _spec(out: Any) -> Any:
     """What is kept of a result; one list for all of several."""
     if isinstance(out, _Tensor):
-        return (out.shape, out.stride(), out.dtype)
+        shape, stride = out.shape, out.stride()
+        needed = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if out.numel() else 0
+        room = storage_of(out).nbytes() // out.element_size()
+        return (shape, stride, out.dtype, room if room != needed else 0)
     if isinstance(out, list | tuple):
         return [_spec(item) for item in out]
     return out
@@ -131,7 +165,7 @@ def _aliases(out: Any, args: Any) -> bool:
         if isinstance(tensor, _Tensor):
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
                 return True
-            if id(storage_of(tensor)) in seen:
+            if id(storage_of(tensor)) in seen or tensor.storage_offset():
                 return True
             seen.add(id(storage_of(tensor)))
     return False

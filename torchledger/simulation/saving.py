@@ -1,29 +1,27 @@
 """`torch.save` and `torch.load`: a file of weights that have no data would be worse than none.
 
-What holds tensors of the device is kept in the simulation, by the name of its file, and no file is touched; anything else
-is written as ever. Real files are read; what they place on "cuda" is moved to the simulated device.
+What holds tensors of the device is kept in the simulation, by the name of its file, and no file is touched; anything
+else is written as ever. Real files are read; what they place on "cuda" is moved to the simulated device.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from torchledger.errors import SimulationError
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
-
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
 
 class Files:
     """What was saved in one simulation."""
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self._by_path: dict[str, Any] = {}
         self._by_object: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -94,7 +92,7 @@ class _Kept:
         self.requires_grad = tensor.requires_grad
 
 
-def _snapshot(device: SimulatedDevice, obj: Any) -> Any:
+def _snapshot(device: Device, obj: Any) -> Any:
     """What a file would hold of an object."""
     seen: dict[Any, _Kept] = {}
 
@@ -137,7 +135,7 @@ def _tree(obj: Any, function: Any) -> Any:
     return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, obj)
 
 
-def install(device: SimulatedDevice, patches: Patches) -> None:
+def install(device: Device, patches: Patches) -> None:
     """Let `torch.save` and `torch.load` keep in the simulation what belongs to it."""
     files = Files(device)
     save, load = torch.save, torch.load

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.errors import SimulationError
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import inside
 from torchledger.simulation.operators import Kind, Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
+from torchledger.simulation.results import contiguous_strides
 
 _Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -34,7 +33,7 @@ def has_sparse(args: Any) -> bool:
     return any(is_sparse(item) for arg in args for item in (arg if isinstance(arg, list | tuple) else (arg,)))
 
 
-def place_of(mode: SimulationMode, args: Any) -> int | None:
+def place_of(mode: Mode, args: Any) -> int | None:
     """The place of the first simulated one among the arguments."""
     for arg in args:
         for item in arg if isinstance(arg, list | tuple) else (arg,):
@@ -45,7 +44,7 @@ def place_of(mode: SimulationMode, args: Any) -> int | None:
     return None
 
 
-def run(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def run(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """An op with sparse tensors among its arguments.
 
     Raises:
@@ -75,31 +74,22 @@ def run(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, A
         mask = args[1]
         return _make(mode, mask, parts_of(mask)[0].shape[1], first.dtype, place, True)
     if name in ("_to_dense", "to_dense", "add"):
-        dense = mode.results.fresh(first.shape, _contiguous(first.shape), first.dtype)
+        dense = mode.results.fresh(first.shape, contiguous_strides(first.shape), first.dtype)
         mode.enter(dense, place)
         return dense
     raise SimulationError(f"{operator.name} of sparse tensors is not simulated: keep the gradient dense in a dry run.")
 
 
-def _make(
-    mode: SimulationMode, like: torch.Tensor, n: int, dtype: torch.dtype, place: int, coalesced: bool
-) -> torch.Tensor:
+def _make(mode: Mode, like: torch.Tensor, n: int, dtype: torch.dtype, place: int, coalesced: bool) -> torch.Tensor:
     old_indices, old_values = parts_of(like)
     indices = mode.results.fresh((old_indices.shape[0], n), (n, 1), torch.int64)
     shape = (n, *old_values.shape[1:])
-    values = mode.results.fresh(shape, _contiguous(shape), dtype)
+    values = mode.results.fresh(shape, contiguous_strides(shape), dtype)
     mode.enter((indices, values), place)
     with inside():
         made = aten._sparse_coo_tensor_with_dims_and_tensors(
             like.sparse_dim(), like.dense_dim(), list(like.shape), indices, values, dtype=dtype,
             layout=torch.sparse_coo, device=torch.device("meta"), is_coalesced=coalesced,
         )  # fmt: skip
-    return mode.device.backend.rekey(made)
-
-
-def _contiguous(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
+    result: torch.Tensor = mode.device.backend.rekey(made)
+    return result

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchledger.simulation import convolutions, dependent, moves
+from torchledger.simulation import convolutions, dependent, moves, recurrent
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
+from torchledger.simulation.results import contiguous_strides
 
 aten = torch.ops.aten
-Special = Callable[["SimulationMode", Operator, Any, dict[str, Any]], Any]
+Special = Callable[["Mode", Operator, Any, dict[str, Any]], Any]
 
 
-def local_scalar(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def local_scalar(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`.item()`: the known value, or an assumed one."""
     tensor = args[0]
     if mode.block_of(tensor) is None:
@@ -25,7 +25,7 @@ def local_scalar(mode: SimulationMode, operator: Operator, args: Any, kwargs: di
     return operator.call(mode.values.read(tensor))
 
 
-def efficient_attention(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def efficient_attention(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """The state of the random generator that it returns lies on the host."""
     out, logsumexp, *_ = mode.results.make(operator, args, kwargs)
     place = mode.locate(operator, args, kwargs)
@@ -34,7 +34,7 @@ def efficient_attention(mode: SimulationMode, operator: Operator, args: Any, kwa
     return out, logsumexp, *(torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(2))
 
 
-def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def layer_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Mean and reciprocal deviation are float32 on a device, also of half-precision inputs."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -44,13 +44,13 @@ def layer_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     results = mode.results
     out = results.make(operator, args, kwargs)[0]
-    strides = _contiguous(rows)
+    strides = contiguous_strides(rows)
     made = (out, results.fresh(rows, strides, dtype), results.fresh(rows, strides, dtype))
     mode.enter(made, place)
     return made
 
 
-def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rms_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """The fused kernel: its output, and the reciprocal deviation in float32."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -59,12 +59,12 @@ def rms_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     rows = x.shape[: x.dim() - len(args[1])] + (1,) * len(args[1])
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     fresh = mode.results.fresh
-    made = (fresh(x.shape, _contiguous(x.shape), x.dtype), fresh(rows, _contiguous(rows), dtype))
+    made = (fresh(x.shape, contiguous_strides(x.shape), x.dtype), fresh(rows, contiguous_strides(rows), dtype))
     mode.enter(made, place)
     return made
 
 
-def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def rms_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Gradients like the input and the weight, those that are asked for."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -72,14 +72,14 @@ def rms_norm_backward(mode: SimulationMode, operator: Operator, args: Any, kwarg
     _, x, _, _, weight, mask = args[:6]
     fresh = mode.results.fresh
     made = tuple(
-        fresh(t.shape, _contiguous(t.shape), t.dtype) if wanted and t is not None else None
+        fresh(t.shape, contiguous_strides(t.shape), t.dtype) if wanted and t is not None else None
         for t, wanted in zip((x, weight), mask, strict=True)
     )
     mode.enter(made, place)
     return made
 
 
-def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def grouped_mm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Of other dtypes than bfloat16 too, which torch's meta kernel does not take."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -94,12 +94,54 @@ def grouped_mm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict
     return out
 
 
-def no(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
+def no(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> bool:
     """Questions that a device answers with no."""
     return False
 
 
-def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def reduced_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A reduced loss keeps the storage of the unreduced one: the op's output is made so, and then resized."""
+    place = mode.locate(operator, args, kwargs)
+    named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
+    if place is None or not named.get("reduction", 1):
+        return mode.run_functional(operator, args, kwargs)
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    out = mode.results.within(max(math.prod(shape), 1), (), (), torch.result_type(args[0], args[1]))
+    mode.enter(out, place)
+    return out
+
+
+def batch_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gradients like the input, the weight and the bias, those that are asked for."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
+    x, weight, mask = named["input"], named["weight"], named["output_mask"]
+    fresh = mode.results.fresh
+    channels = (x.shape[1],)
+    made = (
+        fresh(x.shape, dense_strides(x), x.dtype) if mask[0] else None,
+        *(
+            fresh(channels, (1,), (weight if weight is not None else x).dtype) if wanted else None
+            for wanted in mask[1:]
+        ),
+    )
+    mode.enter(made, place)
+    return made
+
+
+def weight_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Gradients like the direction and the norms that were saved."""
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    made = tuple(mode.results.fresh(t.shape, contiguous_strides(t.shape), t.dtype) for t in args[1:3])
+    mode.enter(made, place)
+    return made
+
+
+def ctc_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._ctc_loss`: a loss for each sequence, and the table of its forward pass."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -110,30 +152,22 @@ def ctc_loss(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[s
     time, batch = log_probs.shape[:2]
     table = (batch, time, 2 * longest + 1)
     fresh = mode.results.fresh
-    made = (fresh((batch,), (1,), log_probs.dtype), fresh(table, _contiguous(table), log_probs.dtype))
+    made = (fresh((batch,), (1,), log_probs.dtype), fresh(table, contiguous_strides(table), log_probs.dtype))
     mode.enter(made, place)
     return made
 
 
-def like_second(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def like_second(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """A backward whose result is like its second argument."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
         return operator.call(*args, **kwargs)
-    made = mode.results.fresh(args[1].shape, _contiguous(args[1].shape), args[1].dtype)
+    made = mode.results.fresh(args[1].shape, contiguous_strides(args[1].shape), args[1].dtype)
     mode.enter(made, place)
     return made
 
 
-def _contiguous(shape: Any) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
-def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def foreach(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """Functional `_foreach_...` ops whose results are like their first list."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -154,7 +188,7 @@ def foreach(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[st
     return tuple(outs)
 
 
-def foreach_norm(mode: SimulationMode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+def foreach_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`_foreach_norm` and the like: one number for each tensor."""
     place = mode.locate(operator, args, kwargs)
     if place is None:
@@ -205,11 +239,20 @@ SPECIALS: dict[Any, Special] = {
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,
     **{getattr(aten._use_cudnn_ctc_loss, name): no for name in ("default", "Tensor")},
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.mse_loss.default: reduced_loss,
+    aten.smooth_l1_loss.default: reduced_loss,
+    aten.soft_margin_loss.default: reduced_loss,
+    aten.binary_cross_entropy.default: reduced_loss,
+    aten._weight_norm_interface_backward.default: weight_norm_backward,
+    aten.multi_margin_loss_backward.default: like_second,
+    aten.multilabel_margin_loss_backward.default: like_second,
     aten._ctc_loss.default: ctc_loss,
     aten._ctc_loss.Tensor: ctc_loss,
     aten._ctc_loss_backward.default: like_second,
     aten._ctc_loss_backward.Tensor: like_second,
     **convolutions.SPECIALS,
     **dependent.SPECIALS,
+    **recurrent.SPECIALS,
     **_foreach_specials(),
 }

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
+from torchledger.simulation.contracts import Device
 
 ELAPSED_MS = 1.0
 """What every two events are apart: no time is simulated."""
 
 
-def make_classes(device: SimulatedDevice) -> dict[str, Any]:
+def make_classes(device: Device) -> dict[str, Any]:
     """`Stream`, `Event` and what goes with them, under their names in `torch.cuda`."""
     numbers = itertools.count(1)
 
@@ -129,8 +128,8 @@ def make_classes(device: SimulatedDevice) -> dict[str, Any]:
         def __enter__(self) -> None:
             pass
 
-        def __exit__(self, *_: object) -> bool:
-            return False
+        def __exit__(self, *_: object) -> None:
+            pass
 
     def current_stream(of: Any = None) -> Stream:
         return Stream(number=device.stream)
@@ -155,7 +154,7 @@ def make_classes(device: SimulatedDevice) -> dict[str, Any]:
     }
 
 
-def _index(device: SimulatedDevice, wanted: Any) -> int:
+def _index(device: Device, wanted: Any) -> int:
     if isinstance(wanted, int):
         return device.index_of(torch.device("cuda", wanted))
     return device.index_of(torch.device(wanted))

@@ -1,23 +1,21 @@
 """Sums that a device makes in place, and a program under a dispatch mode does not.
 
-Under any mode autograd adds gradients that meet out of place, and scatters into a new tensor where it would scatter into
-its own. On a device without one it writes into the operand, if nothing else holds it; then that operand goes as soon as
-the sum is made, which is how it is told here: see `Blocks.enter_sum`.
+Under any mode autograd adds gradients that meet out of place, and scatters into a new tensor where it would scatter
+into its own. On a device without one it writes into the operand, if nothing else holds it; then that operand goes as
+soon as the sum is made, which is how it is told here: see `Blocks.enter_sum`.
 """
 
 from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger import internals
+from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.mode import SimulationMode
 
 aten = torch.ops.aten
 SUMS = {
@@ -32,7 +30,7 @@ _engine_code = internals.engine_run_backward.__code__
 _current_node = internals.current_autograd_node
 
 
-def enter(mode: SimulationMode, operator: Operator, args: Any, out: Any) -> bool:
+def enter(mode: Mode, operator: Operator, args: Any, out: Any) -> bool:
     """Enter the result of a sum, if it may be one that a device makes in place.
 
     Args:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchledger.simulation import active
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.mode import SimulationMode
 from torchledger.simulation.patching import Patches
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
 
-
-def install(device: SimulatedDevice, patches: Patches) -> None:
+def install(device: Device, patches: Patches) -> None:
     """Let each thread run with a mode of its own, since a dispatch mode is one thread's."""
     original = threading.Thread.start
 

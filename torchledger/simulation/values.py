@@ -1,23 +1,20 @@
 """Values of simulated tensors: those that are known, and those that are assumed.
 
 Small tensors of integers and bools, and single numbers, keep their true values beside them for as long as these follow
-from what the host knows: so positions, masks, labels and counters are what they would be. Whatever depends on weights or
-random numbers is unknown; a program that reads it gets an assumed value, and the assumption is counted.
+from what the host knows: so positions, masks, labels and counters are what they would be. Whatever depends on weights
+or random numbers is unknown; a program that reads it gets an assumed value, and the assumption is counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchledger.simulation import host
-from torchledger.simulation.blocks import HOST, Blocks, storage_of
+from torchledger.simulation.blocks import HOST, Block, Blocks, storage_of
 from torchledger.simulation.operators import Operator
-
-if TYPE_CHECKING:
-    from torchledger.simulation.blocks import Block
 
 aten = torch.ops.aten
 _Tensor = torch.Tensor
@@ -51,7 +48,7 @@ class Values:
         storage = self.known.get(id(storage_of(tensor)))
         if storage is not None:
             real = _empty(0, dtype=tensor.dtype, device="cpu")
-            return real.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+            return real.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         if self._block(tensor) is None and tensor.device.type == "cpu":
             return tensor
         return None
@@ -104,7 +101,9 @@ class Values:
         except _UnknownError:
             return
         for result, value in zip(_as_list(out), _as_list(real), strict=False):
-            if isinstance(result, _Tensor) and _may_be_known(result) and isinstance(value, _Tensor):
+            if not isinstance(result, _Tensor) or not isinstance(value, _Tensor) or not _may_be_known(result):
+                continue
+            if result.shape == value.shape:  # not so where the host makes less than a device
                 self.set(result, value)
 
     def write(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> None:

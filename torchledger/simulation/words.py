@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,17 +16,13 @@ from torchledger import internals
 from torchledger.errors import SimulationError
 from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
+from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
 
-if TYPE_CHECKING:
-    from torchledger.simulation.device import SimulatedDevice
-    from torchledger.simulation.mode import SimulationMode
-
 _Tensor = torch.Tensor
-_device_of = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-_parse_to = internals.parse_to
+_device_of: Any = torch.Tensor.device.__get__
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _FROM_VALUES = (
     "tensor",
@@ -37,18 +33,19 @@ _FROM_VALUES = (
     "sparse_csr_tensor",
     "frombuffer",
 )
-_FACTORIES = (
-    "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like randn "
-    "randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices normal "
-    "bartlett_window blackman_window hamming_window hann_window kaiser_window"
-).split()
+_FACTORY_NAMES = (
+    "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like "
+    "randn randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices "
+    "normal bartlett_window blackman_window hamming_window hann_window kaiser_window"
+)
+_FACTORIES = tuple(_FACTORY_NAMES.split())
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
 class Words:
     """Answers for one simulation."""
 
-    def __init__(self, device: SimulatedDevice, mode: SimulationMode) -> None:
+    def __init__(self, device: Device, mode: Mode) -> None:
         self.device = device
         self.mode = mode
         self.live = device.blocks.live
@@ -66,23 +63,23 @@ class Words:
             return self.device.place_of_odd(tensor)
         return None if block is None else block.place
 
-    def device_of(self, tensor: torch.Tensor) -> torch.device:
+    def device_of(self, tensor: torch.Tensor) -> Any:
         """`Tensor.device`."""
         place = self.place_of(tensor)
         if place is None:
-            return _device_of(tensor)  # type: ignore[no-any-return]
+            return _device_of(tensor)
         return _CPU if place == HOST else self.cuda[place]
 
-    def asked(self, device: Any) -> torch.device | None:
+    def asked(self, device: Any) -> Any:
         """A device that the program names, with what "cuda" and "meta" stand for below.
 
         Raises:
             RuntimeError: a name that torch does not know.
         """
         if device is None or self.ended or is_inside():
-            return device  # type: ignore[no-any-return]
+            return device
         if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
-            return device  # type: ignore[no-any-return]
+            return device
         if isinstance(device, int):
             device = torch.device("cuda", device)
         elif isinstance(device, str):
@@ -91,7 +88,7 @@ class Words:
             return place_device(self.device.index_of(device))
         if device.type == "meta" and device.index is None:
             return place_device(GENUINE_META)
-        return device  # type: ignore[no-any-return]
+        return device
 
     # Methods of tensors
 
@@ -152,8 +149,8 @@ class Words:
         if place == HOST:
             host.refuse_reading(tensor, "turned into an array")
         raise TypeError(
-            f"can't convert cuda:{place} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
-            f"first."
+            f"can't convert cuda:{place} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            f"memory first."
         )
 
     def tolist(self, original: Any, tensor: torch.Tensor) -> Any:
@@ -166,7 +163,7 @@ class Words:
             return int(original(tensor))
         block = self.live[id(storage_of(tensor))]
         base = block.address or (block.key if block.nbytes else 0)
-        return base + tensor.storage_offset() * tensor.element_size() if base else 0
+        return base + int(tensor.storage_offset()) * tensor.element_size() if base else 0
 
     def get_device(self, original: Any, tensor: torch.Tensor) -> int:
         """`Tensor.get_device`."""
@@ -196,7 +193,8 @@ class Words:
             return original(tensor, memo)
         if not tensor.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment."
             )
         if id(tensor) in memo:
             return memo[id(tensor)]
@@ -222,8 +220,8 @@ class Words:
         if self.place_of(tensor) is None:
             return original(tensor, protocol)
         raise SimulationError(
-            "a tensor of a simulated device cannot be pickled: it has no data. torch.save keeps what it is given in the "
-            "simulation, for torch.load."
+            "a tensor of a simulated device cannot be pickled: it has no data. torch.save keeps what it is given in "
+            "the simulation, for torch.load."
         )
 
     def new_tensor(self, original: Any, tensor: torch.Tensor, data: Any, **kwargs: Any) -> Any:
@@ -240,6 +238,15 @@ class Words:
         if self.place_of(tensor) is None:
             return str(original(tensor, tensor_contents=tensor_contents))
         return printing.describe(self.device, tensor, original)
+
+    def group_tensors(self, lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+        """What optimizers sort their tensors with: the keys name devices."""
+        groups = internals.group_tensors(lists, with_indices)
+        found = {}
+        for (device, dtype), (members, indices) in groups.items():
+            first = next((t for tensors in members for t in tensors if t is not None), None)
+            found[(device if first is None else self.device_of(first), dtype)] = (members, indices)
+        return found
 
     # Factories
 
@@ -308,8 +315,7 @@ def _named_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         named["device"] = rest.pop(0)
     if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
         named["dtype"] = rest.pop(0)
-    for name, value in zip(("non_blocking", "copy"), rest, strict=False):
-        named[name] = value
+    named.update(zip(("non_blocking", "copy"), rest, strict=False))
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -318,14 +324,14 @@ _originals: dict[str, Any] = {
 }
 
 
-def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> None:
+def install(device: Device, mode: Mode, patches: Patches) -> None:
     """Let the word "cuda" mean the simulated device."""
     internals.device_constructors()  # torch keeps the set that it makes at the first call: not of our functions
     words = Words(device, mode)
     device.words = words
     patches.on_restore(lambda: setattr(words, "ended", True))
     _install_properties(words, patches)
-    methods = {
+    methods: dict[str, Callable[..., Any]] = {
         "to": words.to,
         "cuda": words.to_cuda,
         "cpu": words.to_cpu,
@@ -354,6 +360,7 @@ def install(device: SimulatedDevice, mode: SimulationMode, patches: Patches) -> 
         routed[original] = new
         patches.replace(torch, name, new)
     _install_device_context(routed, patches)
+    patches.replace(torch._C, internals.group_tensors.__name__, words.group_tensors)
 
 
 def _install_properties(words: Words, patches: Patches) -> None:
