@@ -3,16 +3,20 @@
 Runs small training steps on the first CUDA device (with and without autocast and checkpointing, foreach, fused and
 for-loop optimizers), and sets what the ledger says beside `torch.cuda.memory_stats`: for each, the dispatched bytes,
 the known workspaces, what stays unexplained, and the attribution of forward, backward and recompute to modules on
-the engine's own thread. Writes the table as JSON where asked; exits with 1 when a dispatched byte is missing.
+the engine's own thread. A second table sets the same steps in a simulation beside them, both from empty allocators. Writes
+the tables as JSON where asked; exits with 1 when a dispatched byte is missing.
 
     python benchmarks/gpu_check.py [--json PATH]
+    python benchmarks/gpu_check.py --simulate h100-sxm   # the second table's simulated half; needs no GPU
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import subprocess
 import sys
 from typing import Any
 
@@ -23,6 +27,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchledger as tl
+from torchledger.accelerators import match_device_name
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCABULARY = 8, 256, 256, 4, 4, 1024
 
@@ -114,17 +119,84 @@ def measure(kind: str, amp: bool, optimizer_kind: str) -> dict[str, Any]:
     }
 
 
+KINDS = [
+    *itertools.product(("none", "nonreentrant", "reentrant"), (False, True), ("foreach",)),
+    ("none", True, "for-loop"),
+    ("none", True, "fused"),
+    ("none", False, "fused"),
+    ("nonreentrant", True, "fused"),
+]
+PEAKS = ("requested", "allocated", "reserved")
+
+
+def count_peaks(kind: str, amp: bool, optimizer_kind: str, accelerator: str | None) -> dict[str, int]:
+    """Peaks of two steps from an empty allocator: on the GPU, or on a simulated accelerator."""
+    with tl.simulate(accelerator) if accelerator else contextlib.nullcontext():
+        model = GPT(kind).cuda()
+        options = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}
+        optimizer = torch.optim.AdamW(model.parameters(), **options[optimizer_kind])
+        ids = torch.randint(VOCABULARY, (BATCH, SEQ), device="cuda")
+        for _ in range(2):
+            with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        stats = torch.cuda.memory_stats()
+        return {name: stats[f"{name}_bytes.all.peak"] for name in PEAKS}
+
+
+def in_own_process(index: int) -> dict[str, int]:
+    """`count_peaks` of one kind on the GPU, whose allocator is then empty at first."""
+    command = [sys.executable, __file__, "--one", str(index)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr[-500:]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare_simulation(accelerator: str, *, real: bool) -> list[dict[str, Any]]:
+    """Each kind of step in a simulation, beside the GPU where there is one."""
+    rows = []
+    for index, kind in enumerate(KINDS):
+        row: dict[str, Any] = dict(zip(("checkpointing", "autocast", "optimizer"), kind, strict=True))
+        simulated = count_peaks(*kind, accelerator)
+        measured = in_own_process(index) if real else {}
+        for name in PEAKS:
+            row[name] = measured.get(name)
+            row[f"simulated {name}"] = simulated.get(name)
+            if real and name in measured and name in simulated:
+                row[f"{name} difference"] = simulated[name] - measured[name]
+        row["errors"] = [measured["error"]] if "error" in measured else []
+        rows.append(row)
+    columns = [name for name in rows[0] if name != "errors" and any(row[name] is not None for row in rows)]
+    print(f"\nsimulated {accelerator}, torch {torch.__version__}")
+    print(tabulate([[row.get(c) for c in columns] for row in rows], headers=columns, intfmt=","))
+    for row in rows:
+        for error in row["errors"]:
+            print(error, file=sys.stderr)
+    return rows
+
+
 def main() -> int:
-    """Print the table; 1 where the ledger and the allocator disagree."""
+    """Print the tables; 1 where the ledger and the allocator disagree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--simulate", metavar="NAME", help="only the simulated half, for that accelerator")
+    parser.add_argument("--one", metavar="INDEX", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.one is not None:
+        print(json.dumps(count_peaks(*KINDS[arguments.one], None)))
+        return 0
+    if arguments.simulate:
+        found = compare_simulation(arguments.simulate, real=False)
+        return int(any(row["errors"] for row in found))
     if not torch.cuda.is_available():
-        print("no CUDA device: nothing was checked", file=sys.stderr)
+        print("no CUDA device: nothing was checked (--simulate NAME needs none)", file=sys.stderr)
         return 3
-    kinds = [*itertools.product(("none", "nonreentrant", "reentrant"), (False, True), ("foreach",))]
-    kinds += [("none", True, "for-loop"), ("none", True, "fused")]
-    rows = [measure(*kind) for kind in kinds]
+    known = match_device_name(torch.cuda.get_device_name())
+    simulation = compare_simulation(known, real=True) if known else []
+    rows = [measure(*kind) for kind in KINDS]
     columns = (
         "checkpointing",
         "autocast",
@@ -149,7 +221,12 @@ def main() -> int:
     for row in broken:
         print("disagrees:", row)
     if arguments.json:
-        result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+        result = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rows": rows,
+            "simulation": simulation,
+        }
         with open(arguments.json, "w") as file:
             json.dump(result, file, indent=1)
     return bool(broken)
