@@ -3,8 +3,8 @@
 Runs small training steps on the first CUDA device (with and without autocast and checkpointing, foreach, fused and
 for-loop optimizers), and sets what the ledger says beside `torch.cuda.memory_stats`: for each, the dispatched bytes,
 the known workspaces, what stays unexplained, and the attribution of forward, backward and recompute to modules on
-the engine's own thread. A second table sets the same steps in a simulation beside them, both from empty allocators. Writes
-the tables as JSON where asked; exits with 1 when a dispatched byte is missing.
+the engine's own thread. A second table sets the same steps in a simulation beside them, both from empty allocators.
+Writes the tables as JSON where asked; exits with 1 when a dispatched byte is missing.
 
     python benchmarks/gpu_check.py [--json PATH]
     python benchmarks/gpu_check.py --simulate h100-sxm   # the second table's simulated half; needs no GPU
