@@ -22,8 +22,8 @@ from torchledger.errors import (
     UsageError,
 )
 from torchledger.simulation import active
-from torchledger.simulation.device import torch_size
 from torchledger.simulation.keys import Backend
+from torchledger.simulation.memory import torch_size
 
 
 def names_of_torch() -> dict[tuple[str, str], Any]:

@@ -62,7 +62,7 @@ def encode_journal(journal: Journal) -> dict[str, Any]:
         "parameters": list(journal.parameters),
         "sites": list(journal.sites),
         "inplace_adds": [list(pair) for pair in journal.inplace_adds],
-        "readings": {device: list(astuple(reading)) for device, reading in sorted(journal.readings.items())},
+        "readings": {device: _reading_row(reading) for device, reading in sorted(journal.readings.items())},
         "compiled": list(journal.compiled),
         "global_excess": journal.global_excess,
         "strings": list(strings),
@@ -129,12 +129,27 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
             "parameters": names,
             "sites": names,
             "inplace_adds": array(_row(_tuple, _COUNT, _ANY)),
-            "readings": mapping(_row(DeviceReading, *[_COUNT] * 6)),
+            "readings": mapping(_read_reading),
             "compiled": array(module),
             "global_excess": _COUNT,
             "strings": names,
         },
     )
+
+
+def _reading_row(reading: DeviceReading) -> list[int]:
+    """Six numbers, and three more of a simulated device."""
+    row = list(astuple(reading))
+    return row[:6] if row[6:] == [None, None, False] else [int(value or 0) for value in row]
+
+
+def _read_reading(value: object, path: str) -> DeviceReading:
+    if not isinstance(value, list) or len(value) != 9:
+        found: DeviceReading = _row(DeviceReading, *[_COUNT] * 6)(value, path)
+        return found
+    *counts, in_place = _row(_tuple, *[_COUNT] * 8, _below(2))(value, path)
+    numbers: Any = counts
+    return DeviceReading(*numbers, bool(in_place))
 
 
 def _tuple(*cells: Any) -> tuple[Any, ...]:
