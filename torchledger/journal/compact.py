@@ -148,8 +148,8 @@ def _read_reading(value: object, path: str) -> DeviceReading:
         found: DeviceReading = _row(DeviceReading, *[_COUNT] * 6)(value, path)
         return found
     *counts, in_place = _row(_tuple, *[_COUNT] * 8, _below(2))(value, path)
-    numbers: Any = counts
-    return DeviceReading(*numbers, bool(in_place))
+    make: Callable[..., DeviceReading] = DeviceReading
+    return make(*counts, bool(in_place))
 
 
 def _tuple(*cells: Any) -> tuple[Any, ...]:
