@@ -94,6 +94,15 @@ def test_one_after_another_and_never_nested() -> None:
             assert active.current() is device
 
 
+def test_the_default_device_ends_with_the_simulation() -> None:
+    before = torch.get_default_device()
+    with tl.simulate("h100-sxm"):
+        torch.set_default_device("cuda")
+        assert torch.zeros(2).is_cuda
+    assert torch.get_default_device() == before
+    assert not torch.zeros(2).is_cuda
+
+
 def test_a_ledger_is_entered_inside() -> None:
     with tl.Ledger(), pytest.raises(UsageError, match="enter the simulation first"):
         tl.simulate("h100-sxm").__enter__()

@@ -258,6 +258,7 @@ def install(device: Device, mode: Mode, patches: Patches) -> None:
     words = Words(device, mode)
     device.words = words
     patches.on_restore(lambda: setattr(words, "ended", True))
+    _keep_default_device(patches)
     _install_properties(words, patches)
     methods: dict[str, Callable[..., Any]] = {
         "to": words.to,
@@ -306,6 +307,20 @@ def _install_properties(words: Words, patches: Patches) -> None:
     patches.replace(_Tensor, "is_cuda", property(is_cuda))
     patches.replace(_Tensor, "is_cpu", property(is_cpu))
     patches.replace(_Tensor, "is_meta", property(is_meta))
+
+
+def _keep_default_device(patches: Patches) -> None:
+    """Let what the program does with `torch.set_default_device` end with the simulation."""
+    holder = internals.global_device_context
+    had, before = hasattr(holder, "device_context"), getattr(holder, "device_context", None)
+
+    def restore() -> None:
+        if getattr(holder, "device_context", None) is not before:
+            torch.set_default_device(before.device if before is not None else None)
+        if not had and hasattr(holder, "device_context"):
+            del holder.device_context  # torch 2.9 cannot tell the default device where it is None
+
+    patches.on_restore(restore)
 
 
 def _method(original: Any, new: Callable[..., Any]) -> Any:
