@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown key": (lambda j: j.update(color=1), 'j: has the unknown key "color"'),
     "a missing key": (lambda j: j.pop("events"), 'j: lacks the key "events"'),
     "no modules": (lambda j: j.pop("modules"), 'j: lacks the key "modules"'),
-    "a reading": (lambda j: j["readings"]["cuda:0"].pop(), 'j.readings["cuda:0"]: must be a list of 9 values'),
+    "a reading": (lambda j: j["readings"]["cuda:0"].pop(), 'j.readings["cuda:0"]: must be a list of 10 values'),
 }
 
 

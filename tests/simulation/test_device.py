@@ -288,3 +288,19 @@ def test_the_report_says_that_it_is_a_simulation() -> None:
     assert ledger.report.main_device == "cuda:0"
     assert "simulated" in str(ledger.report)
     assert tl.Report.load is not None
+
+
+def test_a_step_says_what_its_workspace_is() -> None:
+    """Two workspaces of cuBLAS, and the copy that a product makes of an expanded gradient: 512 · 256 · 4 bytes."""
+    with tl.simulate("h100-sxm"):
+        model = torch.nn.Linear(256, 256, bias=False).to("cuda")
+        with tl.Ledger(model) as ledger:
+            for _ in range(2):
+                model(torch.ones(512, 256, device="cuda")).sum().backward()
+                ledger.step()
+    memory = ledger.report.steps[-1].memory["cuda:0"]
+    notes = [note for note in memory.notes if note.startswith("workspace at the peak: ")]
+    assert notes == [
+        f"workspace at the peak: {2 * 33_554_432:,} bytes of cuBLAS, and {512 * 256 * 4:,} bytes of copies inside ops"
+    ]
+    assert memory.peak.workspace == 2 * 33_554_432 + 512 * 256 * 4

@@ -150,7 +150,9 @@ def _journal_reader(tables: dict[str, tuple[str, ...]]) -> Reader[Journal]:
             "parameters": names,
             "sites": names,
             "inplace_adds": array(_row(_tuple, _COUNT, _ANY)),
-            "readings": mapping(_row(DeviceReading, *[_COUNT] * 6, optional(_COUNT), optional(_COUNT), flag)),
+            "readings": mapping(
+                _row(DeviceReading, *[_COUNT] * 6, optional(_COUNT), optional(_COUNT), flag, optional(_COUNT))
+            ),
             "compiled": array(module),
             "global_excess": _COUNT,
             "segments": array(_COUNT),

@@ -180,6 +180,8 @@ class DeviceReading:
     workspace_end: int | None = None
     in_place: bool = False
     """Whether the allocator saw sums of gradients made in place, as in a program without a ledger."""
+    cublas: int | None = None
+    """Of ``workspace``, what cuBLAS keeps; the rest are copies inside ops. None where they are not told apart."""
 
 
 @dataclass(slots=True)

@@ -154,6 +154,8 @@ def _peak_facts(memory: MemoryStatement, device: str) -> Iterator[tuple[str, str
         yield "requested", _both(memory.requested_peak_bytes)
         yield "allocated", _both(memory.allocated_peak_bytes)
         yield "reserved", _both(memory.reserved_peak_bytes)
+        yield "rounding", f"{_both(memory.allocated_peak_bytes - memory.requested_peak_bytes)}, allocated - requested"
+        yield "fragments", f"{_both(memory.reserved_peak_bytes - memory.allocated_peak_bytes)}, reserved - allocated"
         share = format_share(peak.unexplained, peak.total_bytes)
         yield "unexplained", f"{_both(peak.unexplained)}, {share or '0.0 %'} of the peak"
     if memory.external_bytes:

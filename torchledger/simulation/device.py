@@ -79,6 +79,8 @@ class SimulatedDevice:
         self.notes: list[str] = []
         if not self.facts.is_reported and capacity_bytes is None:
             self.note(f"what the driver of {accelerator} reports is not on record: its capacity is the data sheet's")
+        self.cublas_bytes = 0
+        """Workspaces of cuBLAS that are held now."""
         self.hidden_bytes = 0
         """Workspaces and copies inside ops that are held now."""
         self.watches: list[Watch] = []
@@ -160,7 +162,11 @@ class SimulatedDevice:
     def take_hidden(self, nbytes: int) -> int:
         """Memory that an op takes inside itself."""
         self.hidden_bytes += nbytes
-        return self.malloc(nbytes, self.stream)
+        try:
+            return self.malloc(nbytes, self.stream)
+        except torch.OutOfMemoryError:
+            self.hidden_bytes -= nbytes
+            raise
 
     def give_hidden(self, address: int, nbytes: int) -> None:
         """Give it back."""
@@ -181,7 +187,8 @@ class SimulatedDevice:
             stats = self.allocator.stats
             for watch in self.watches:
                 if stats.requested_bytes > watch.requested:
-                    watch.requested, watch.hidden = stats.requested_bytes, self.hidden_bytes
+                    watch.requested = stats.requested_bytes
+                    watch.hidden, watch.cublas = self.hidden_bytes, self.cublas_bytes
                 if stats.allocated_bytes > watch.allocated:
                     watch.allocated = stats.allocated_bytes
                 if stats.reserved_bytes > watch.reserved:
@@ -196,14 +203,18 @@ class SimulatedDevice:
         """Give a cuBLAS handle its workspace on the current stream, which it keeps."""
         key = (handle, self.stream)
         if key not in self._workspaces and self.workspace_bytes:
-            self.hidden_bytes += self.workspace_bytes
-            self._workspaces[key] = self.malloc(self.workspace_bytes, self.stream)
+            self.cublas_bytes += self.workspace_bytes
+            try:
+                self._workspaces[key] = self.take_hidden(self.workspace_bytes)
+            except torch.OutOfMemoryError:
+                self.cublas_bytes -= self.workspace_bytes
+                raise
 
     def clear_workspaces(self) -> None:
         """Give all workspaces back, as `torch._C._cuda_clearCublasWorkspaces` does."""
         for address in self._workspaces.values():
-            self.free(address)
-            self.hidden_bytes -= self.workspace_bytes
+            self.give_hidden(address, self.workspace_bytes)
+            self.cublas_bytes -= self.workspace_bytes
         self._workspaces.clear()
 
     def watch(self) -> Watch:

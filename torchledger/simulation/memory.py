@@ -8,17 +8,18 @@ from torchledger.simulation.contracts import Device
 class Watch:
     """The highest counts of a simulated device's allocator since a moment."""
 
-    __slots__ = ("allocated", "hidden", "requested", "reserved")
+    __slots__ = ("allocated", "cublas", "hidden", "requested", "reserved")
 
     def __init__(self, device: Device) -> None:
-        self.requested = self.allocated = self.reserved = self.hidden = 0
+        self.requested = self.allocated = self.reserved = self.hidden = self.cublas = 0
         self.begin(device)
 
     def begin(self, device: Device) -> None:
         """Begin anew."""
         stats = device.allocator.stats
         self.requested, self.allocated = stats.requested_bytes, stats.allocated_bytes
-        self.reserved, self.hidden = stats.reserved_bytes, device.hidden_bytes
+        self.reserved = stats.reserved_bytes
+        self.hidden, self.cublas = device.hidden_bytes, device.cublas_bytes
 
 
 def torch_size(nbytes: int) -> str:

@@ -41,6 +41,7 @@ class SimulatedReadings:
             workspace_start=self._start_hidden,
             workspace_end=self._device.hidden_bytes,
             in_place=True,
+            cublas=watch.cublas,
         )
         self.begin([])
         return {"cuda:0": reading}
