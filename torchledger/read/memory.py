@@ -127,19 +127,19 @@ def _with_allocator(statement: MemoryStatement, reading: DeviceReading, dispatch
         end=_with_reading(end, after, reading.requested_end - end.total_bytes),
         peak=peak,
         category_peaks=maxima,
-        notes=(*statement.notes, *_workspace_note(reading, peak.workspace)),
+        notes=(*statement.notes, *_workspace_note(reading)),
         requested_peak_bytes=reading.requested_peak,
         allocated_peak_bytes=reading.allocated_peak,
         reserved_peak_bytes=reading.reserved_peak,
     )
 
 
-def _workspace_note(reading: DeviceReading, workspace: int) -> tuple[str, ...]:
-    if reading.cublas is None or not workspace:
+def _workspace_note(reading: DeviceReading) -> tuple[str, ...]:
+    if reading.cublas is None or not reading.workspace:
         return ()
-    copies = workspace - reading.cublas
-    rest = f", and {copies:,} bytes of copies inside ops" if copies > 0 else ""
-    return (f"workspace at the peak: {reading.cublas:,} bytes of cuBLAS{rest}",)
+    copies = reading.workspace - reading.cublas
+    rest = f", and {copies:,} bytes of copies inside an op" if copies else ""
+    return (f"workspace at the allocator's highest instant: {reading.cublas:,} bytes of cuBLAS{rest}",)
 
 
 def _named(snapshot: MemorySnapshot, instant: _Instant, journal: Journal) -> MemorySnapshot:

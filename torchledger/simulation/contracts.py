@@ -36,6 +36,7 @@ class Device(Protocol):
     watches: list[Any]
     stream: int
     hidden_bytes: int
+    cublas_bytes: int
 
     @property
     def capability(self) -> tuple[int, int]:
