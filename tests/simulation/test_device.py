@@ -302,6 +302,6 @@ def test_a_step_says_what_its_workspace_is() -> None:
     notes = [note for note in memory.notes if note.startswith("workspace")]
     copies = 512 * 256 * 4
     assert notes == [
-        f"workspace at the allocator's highest instant: {2 * 33_554_432:,} bytes of cuBLAS, and {copies:,} bytes of copies "
-        f"inside an op"
+        f"workspace at the allocator's highest instant: {2 * 33_554_432:,} bytes of cuBLAS, and {copies:,} bytes of "
+        f"copies inside an op"
     ]
