@@ -155,6 +155,12 @@ def test_device_contexts_and_groups() -> None:
     with torch.device("cpu") as context:
         assert isinstance(context, torch.device)
     assert hasattr(internals.DeviceContext, "__torch_function__")
+    torch.set_default_device("cpu")
+    try:
+        assert internals.global_device_context.device_context.device == torch.device("cpu")
+    finally:
+        torch.set_default_device(None)
+        del internals.global_device_context.device_context
     x = torch.ones(2)
     ((device, dtype),) = internals.group_tensors([[x, x]], False)
     assert (device, dtype) == (torch.device("cpu"), torch.float32)

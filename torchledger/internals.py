@@ -213,6 +213,8 @@ device_constructors: Final[Callable[[], set[Any]]] = _simulating("utils._device.
 """The functions that a `with torch.device(...)` gives its device to."""
 DeviceContext: Final[Any] = _simulating("utils._device.DeviceContext")
 """The mode that it enters."""
+global_device_context: Final[Any] = _simulating("_GLOBAL_DEVICE_CONTEXT")
+"""Where `torch.set_default_device` keeps the mode that it entered on this thread."""
 group_tensors: Final[Callable[..., Any]] = _simulating("_C._group_tensors_by_device_and_dtype")
 """What optimizers sort their tensors with."""
 

@@ -22,8 +22,8 @@ from torchledger.errors import (
     UsageError,
 )
 from torchledger.simulation import active
-from torchledger.simulation.device import torch_size
 from torchledger.simulation.keys import Backend
+from torchledger.simulation.memory import torch_size
 
 
 def names_of_torch() -> dict[tuple[str, str], Any]:
@@ -92,6 +92,15 @@ def test_one_after_another_and_never_nested() -> None:
             with pytest.raises(UsageError, match="cannot be nested"), tl.simulate("h100-sxm"):
                 pass
             assert active.current() is device
+
+
+def test_the_default_device_ends_with_the_simulation() -> None:
+    before = torch.get_default_device()
+    with tl.simulate("h100-sxm"):
+        torch.set_default_device("cuda")
+        assert torch.zeros(2).is_cuda
+    assert torch.get_default_device() == before
+    assert not torch.zeros(2).is_cuda
 
 
 def test_a_ledger_is_entered_inside() -> None:

@@ -20,6 +20,7 @@ from torchledger.simulation.blocks import HOST, Blocks
 from torchledger.simulation.dependent import Shares
 from torchledger.simulation.facts import CONTEXT_BYTES, Versions, assumed_versions, simulated_accelerator
 from torchledger.simulation.keys import Backend
+from torchledger.simulation.memory import Watch, out_of_memory_message
 from torchledger.simulation.mode import SimulationMode
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.results import Results
@@ -33,22 +34,6 @@ NOT_MODELLED = (
     "scratch of reductions, sorts, scans and embeddings' backward",
     "kernels of other libraries (Triton, NCCL)",
 )
-
-
-class Watch:
-    """The highest counts of a simulated device's allocator since a moment."""
-
-    __slots__ = ("allocated", "hidden", "requested", "reserved")
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self.requested = self.allocated = self.reserved = self.hidden = 0
-        self.begin(device)
-
-    def begin(self, device: SimulatedDevice) -> None:
-        """Begin anew."""
-        stats = device.allocator.stats
-        self.requested, self.allocated = stats.requested_bytes, stats.allocated_bytes
-        self.reserved, self.hidden = stats.reserved_bytes, device.hidden_bytes
 
 
 class SimulatedDevice:
@@ -191,7 +176,7 @@ class SimulatedDevice:
         try:
             address = self.allocator.malloc(nbytes, stream)
         except DeviceOutOfMemoryError as error:
-            raise torch.OutOfMemoryError(self._out_of_memory(nbytes)) from error
+            raise torch.OutOfMemoryError(out_of_memory_message(self, nbytes)) from error
         if self.watches:
             stats = self.allocator.stats
             for watch in self.watches:
@@ -227,21 +212,6 @@ class SimulatedDevice:
         self.watches.append(watch)
         return watch
 
-    def _out_of_memory(self, nbytes: int) -> str:
-        """The message of torch 2.9 to 2.15 (`CUDACachingAllocator::malloc`)."""
-        stats = self.allocator.stats
-        used = self.total_bytes - self.capacity_bytes + stats.reserved_bytes
-        idle = stats.reserved_bytes - stats.allocated_bytes
-        return (
-            f"CUDA out of memory. Tried to allocate {torch_size(nbytes)}. GPU 0 has a total capacity of "
-            f"{torch_size(self.total_bytes)} of which {torch_size(self.total_bytes - used)} is free. Including "
-            f"non-PyTorch memory, this process has {torch_size(used)} memory in use. Of the allocated memory "
-            f"{torch_size(stats.allocated_bytes)} is allocated by PyTorch, and {torch_size(idle)} is reserved by "
-            f"PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-            f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-        )
-
     def refuse_layout(self, tensor: torch.Tensor, what: str) -> NoReturn:
         """Refuse what is not simulated for a layout.
 
@@ -270,18 +240,6 @@ class SimulatedDevice:
     def __repr__(self) -> str:
         held = format_bytes(self.allocator.stats.allocated_bytes)
         return f"<simulated {self.accelerator.name}: {held} of {format_bytes(self.capacity_bytes)} allocated>"
-
-
-def torch_size(nbytes: int) -> str:
-    """A size as torch's allocator prints it.
-
-    >>> torch_size(20 << 20), torch_size(100)
-    ('20.00 MiB', '100 bytes')
-    """
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes} bytes"
 
 
 class Simulation:

@@ -47,26 +47,31 @@ class Backend:
         return _make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=self.device)
 
 
-_inside = 0
+_depths: dict[int, int] = {}
+"""How deep each thread is inside the simulation's own code."""
 
 
 def is_inside() -> bool:
     """Whether this thread is inside the simulation's own code, where a simulated tensor is a meta tensor."""
-    return _inside == _get_ident()
+    return _get_ident() in _depths
 
 
 @contextmanager
 def inside() -> Iterator[None]:
     """A context in which simulated tensors are what they are below: meta tensors, run by meta kernels."""
-    global _inside
-    before, _inside = _inside, _get_ident()
+    thread = _get_ident()
+    depth = _depths.get(thread, 0)
     was_included = _meta_included()
+    _depths[thread] = depth + 1
     _include_meta(True)
     try:
         yield
     finally:
         _include_meta(was_included)
-        _inside = before
+        if depth:
+            _depths[thread] = depth
+        else:
+            del _depths[thread]
 
 
 def place_device(index: int) -> torch.device:

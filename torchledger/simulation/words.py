@@ -17,6 +17,7 @@ from torchledger.errors import SimulationError
 from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.contracts import Device, Mode
+from torchledger.simulation.factories import FROM_VALUES, ORIGINALS, Factories
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
 from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
@@ -24,25 +25,10 @@ from torchledger.simulation.printing import TYPE_NAMES
 _Tensor = torch.Tensor
 _device_of: Any = torch.Tensor.device.__get__
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-_FROM_VALUES = (
-    "tensor",
-    "as_tensor",
-    "asarray",
-    "scalar_tensor",
-    "sparse_coo_tensor",
-    "sparse_csr_tensor",
-    "frombuffer",
-)
-_FACTORY_NAMES = (
-    "empty empty_like empty_strided empty_permuted full full_like ones ones_like zeros zeros_like rand rand_like "
-    "randn randn_like randint randint_like randperm arange range linspace logspace eye tril_indices triu_indices "
-    "normal bartlett_window blackman_window hamming_window hann_window kaiser_window"
-)
-_FACTORIES = tuple(_FACTORY_NAMES.split())
 _NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
-class Words:
+class Words(Factories):
     """Answers for one simulation."""
 
     def __init__(self, device: Device, mode: Mode) -> None:
@@ -50,8 +36,6 @@ class Words:
         self.mode = mode
         self.live = device.blocks.live
         self.cuda = [torch.device("cuda", index) for index in range(1)]
-        self.ended = False
-        """Whether the simulation is over: a module that it imported may hold our functions for good."""
 
     def place_of(self, tensor: torch.Tensor) -> int | None:
         """Where a tensor is said to lie; None for a real one."""
@@ -248,57 +232,6 @@ class Words:
             found[(device if first is None else self.device_of(first), dtype)] = (members, indices)
         return found
 
-    # Factories
-
-    def factory(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A factory that fills what it makes without reading anything."""
-        device = kwargs.get("device")
-        if device is not None and not self.ended and not is_inside():
-            kwargs["device"] = self.asked(device)
-            generator = kwargs.get("generator")
-            if generator is not None and kwargs["device"].type == "meta":
-                del kwargs["generator"]
-        return original(*args, **kwargs)
-
-    def from_values(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A factory that takes values: it makes a host tensor, which is then moved."""
-        device = kwargs.get("device")
-        if self.ended or is_inside():
-            return original(*args, **kwargs)
-        if device is None:
-            if args and isinstance(args[0], _Tensor) and self.place_of(args[0]) is not None:
-                return self._from_simulated(original, *args, **kwargs)
-            return original(*args, **kwargs)
-        target = self.asked(device)
-        if target is None or target.type != "meta":
-            if args and isinstance(args[0], _Tensor) and self.place_of(args[0]) is not None:
-                return self._from_simulated(original, *args, **kwargs)
-            return original(*args, **{**kwargs, "device": target})
-        if target.index == GENUINE_META:
-            return original(*args, **{**kwargs, "device": _META})
-        grad = kwargs.pop("requires_grad", False)
-        if args and isinstance(args[0], _Tensor) and self.place_of(args[0]) is not None:
-            return self._from_simulated(original, *args, **{**kwargs, "requires_grad": grad})
-        kwargs.pop("pin_memory", None)
-        made = original(*args, **{**kwargs, "device": _CPU}).to(torch.device("cuda", target.index))
-        return made.requires_grad_() if grad else made
-
-    def sparse(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`sparse_coo_tensor` of parts that lie on the device; torch sees that they do."""
-        if self.ended or is_inside() or not any(self.place_of(a) is not None for a in args if isinstance(a, _Tensor)):
-            return self.from_values(original, *args, **kwargs)
-        kwargs.pop("device", None)
-        return original(*args, **kwargs)
-
-    def _from_simulated(self, original: Any, data: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """`torch.tensor(x)` copies; `as_tensor(x)` only where it must."""
-        grad = kwargs.pop("requires_grad", False)
-        device = kwargs.pop("device", None) or self.device_of(data)
-        out = data.to(device=device, dtype=kwargs.pop("dtype", None) or data.dtype)
-        if original is _originals["tensor"] and out is data:
-            out = data.detach().clone()
-        return out.requires_grad_() if grad else out
-
 
 def _is_there(target: torch.device, place: int) -> bool:
     """Whether a tensor in that place is where it is asked to go."""
@@ -319,17 +252,13 @@ def _named_to(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-_originals: dict[str, Any] = {
-    name: getattr(torch, name) for name in (*_FACTORIES, *_FROM_VALUES) if hasattr(torch, name)
-}
-
-
 def install(device: Device, mode: Mode, patches: Patches) -> None:
     """Let the word "cuda" mean the simulated device."""
     internals.device_constructors()  # torch keeps the set that it makes at the first call: not of our functions
     words = Words(device, mode)
     device.words = words
     patches.on_restore(lambda: setattr(words, "ended", True))
+    _keep_default_device(patches)
     _install_properties(words, patches)
     methods: dict[str, Callable[..., Any]] = {
         "to": words.to,
@@ -354,9 +283,9 @@ def install(device: Device, mode: Mode, patches: Patches) -> None:
     for name, method in methods.items():
         patches.replace(_Tensor, name, _method(getattr(_Tensor, name), method))
     routed = {}
-    for name, original in _originals.items():
+    for name, original in ORIGINALS.items():
         kind = words.sparse if name.startswith("sparse_") else words.from_values
-        new = _function(original, kind if name in _FROM_VALUES else words.factory)
+        new = _function(original, kind if name in FROM_VALUES else words.factory)
         routed[original] = new
         patches.replace(torch, name, new)
     _install_device_context(routed, patches)
@@ -378,6 +307,20 @@ def _install_properties(words: Words, patches: Patches) -> None:
     patches.replace(_Tensor, "is_cuda", property(is_cuda))
     patches.replace(_Tensor, "is_cpu", property(is_cpu))
     patches.replace(_Tensor, "is_meta", property(is_meta))
+
+
+def _keep_default_device(patches: Patches) -> None:
+    """Let what the program does with `torch.set_default_device` end with the simulation."""
+    holder = internals.global_device_context
+    had, before = hasattr(holder, "device_context"), getattr(holder, "device_context", None)
+
+    def restore() -> None:
+        if getattr(holder, "device_context", None) is not before:
+            torch.set_default_device(before.device if before is not None else None)
+        if not had and hasattr(holder, "device_context"):
+            del holder.device_context  # torch 2.9 cannot tell the default device where it is None
+
+    patches.on_restore(restore)
 
 
 def _method(original: Any, new: Callable[..., Any]) -> Any:
