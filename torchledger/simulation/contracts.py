@@ -67,6 +67,9 @@ class Device(Protocol):
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that counts as pinned."""
 
+    def note_pinned(self, tensor: torch.Tensor) -> None:
+        """Let a host tensor count as pinned."""
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""
 

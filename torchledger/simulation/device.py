@@ -143,8 +143,13 @@ class SimulatedDevice:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that counts as pinned."""
         copy = tensor.clone()
-        self._pinned[id(copy.untyped_storage())] = weakref.ref(copy.untyped_storage())
+        self.note_pinned(copy)
         return copy
+
+    def note_pinned(self, tensor: torch.Tensor) -> None:
+        """Let a host tensor count as pinned."""
+        storage = tensor.untyped_storage()
+        self._pinned[id(storage)] = weakref.ref(storage)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchledger.simulation import host
+from torchledger.simulation import host, sparse
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import GENUINE_META, META
@@ -109,8 +109,12 @@ def to_copy(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -
     if isinstance(target, torch.device) and target.type == "meta":
         return operator.call(source, **plain, device=META) if place is None else mode.results.run(operator, args, plain)
     if source.layout is not torch.strided:
+        if source.layout is torch.sparse_coo and isinstance(target, int) and target >= 0:
+            return sparse.from_host(mode, source, kwargs.get("dtype") or source.dtype, target)
         return mode.device.refuse_layout(source, "a copy")
     if place is None:
+        if source.device.type == "meta":
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         shape_of = _empty_strided(source.shape, source.stride(), dtype=source.dtype, device=META)
         out = mode.results.make(operator, (shape_of,), plain)
     else:

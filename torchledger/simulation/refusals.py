@@ -27,6 +27,7 @@ def install(device: Device, patches: Patches) -> None:
 
     patches.replace(torch, "compile", compile_nothing)
     patches.replace(torch.nn.Module, "compile", compile_module)
+    patches.replace_existing(torch.compiler, {"cudagraph_mark_step_begin": lambda: None})
     patches.replace(torch.nn.parallel, "DistributedDataParallel", _refused_class("DistributedDataParallel", _ONE))
     patches.replace(torch.nn.parallel.distributed, "DistributedDataParallel", torch.nn.parallel.DistributedDataParallel)
     if torch.distributed.is_available():
