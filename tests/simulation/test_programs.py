@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import torchledger as tl
 from torchledger.errors import SimulationError
 from torchledger.simulation.device import SimulatedDevice
 
@@ -89,6 +92,11 @@ def _half(x: torch.Tensor) -> torch.Tensor:
         ),
         (lambda x: x @ _half(x).t(), "mat1 and mat2 must have the same dtype, but got Float and Half"),
         (lambda x: nn.Linear(8, 4, device="cuda")(_half(x)), "same dtype, but got Half and Float"),
+        (lambda x: nn.LayerNorm(8, device="cuda")(_half(x)), "expected scalar type Half but found Float"),
+        (lambda x: nn.functional.cross_entropy(x, x.new_zeros(4, dtype=torch.int32)), "not implemented for 'Int'"),
+        (lambda x: nn.functional.scaled_dot_product_attention(x, _half(x), x), "to have the same dtype, but got query"),
+        (lambda x: torch.arange(4)[x[0, :2].long()], "indices should be either on cpu or on the same device"),
+        (lambda x: torch.arange(4).index_put_((x[0, :2].long(),), torch.tensor(1)), "indices should be either on cpu"),
         (lambda x: torch.bmm(x[None], _half(x)[None].mT), "expected scalar type Float but found Half"),
         (lambda x: x.long() @ x.long().t(), "\"addmm_cuda\" not implemented for 'Long'"),
     ],
@@ -174,3 +182,70 @@ def test_a_sparse_matrix_made_by_hand_for_another_device(h100: SimulatedDevice) 
     indices = torch.tensor([[0, 1], [1, 0]], device="cuda")
     made = torch.sparse_coo_tensor(indices, torch.ones(2, device="cuda"), (2, 2), device="cuda")
     assert (made @ torch.ones(2, 3, device="cuda")).shape == (2, 3)
+
+
+def test_numbers_in_lists(h100: SimulatedDevice) -> None:
+    losses = [torch.tensor(1.5, device="cuda"), torch.tensor(2.5, device="cuda")]
+    assert torch.tensor(losses).tolist() == [1.5, 2.5]
+    assert torch.tensor(losses).device.type == "cpu"
+    assert torch.tensor([losses, [0.0, 1.0]], device="cuda").tolist() == [[1.5, 2.5], [0.0, 1.0]]
+    assert torch.tensor([1, 2], device="cuda").dtype is torch.int64
+
+
+def test_a_checkpoint_under_another_name(tmp_path: Path, h100: SimulatedDevice) -> None:
+    """As programs save: under one name, which is then renamed, and the last one deleted."""
+    weights = nn.Linear(8, 8).cuda().state_dict()
+    temporary, path = str(tmp_path / "new.tmp"), tmp_path / "new.pt"
+    torch.save(weights, temporary)
+    assert os.path.exists(temporary)
+    assert os.path.getsize(temporary) > (64 + 8) * 4
+    os.replace(temporary, path)
+    assert not os.path.exists(temporary)
+    assert torch.load(path)["weight"].is_cuda
+    os.remove(path)
+    with pytest.raises(FileNotFoundError):
+        torch.load(path)
+    assert list(tmp_path.iterdir()) == []
+    real = tmp_path / "real.txt"
+    real.write_text("x")
+    os.replace(real, tmp_path / "other.txt")
+    assert (tmp_path / "other.txt").read_text() == "x"
+
+
+def test_copies_of_what_nobody_computed_are_not_written(tmp_path: Path, h100: SimulatedDevice) -> None:
+    path = tmp_path / "adapter.pt"
+    path.write_bytes(b"precious")
+    weights = {name: tensor.cpu() for name, tensor in nn.Linear(64, 64).cuda().state_dict().items()}
+    torch.save(weights, path)
+    assert path.read_bytes() == b"precious"
+    assert torch.load(path)["weight"].device.type == "cpu"
+    torch.save({"ids": torch.arange(3, device="cuda").cpu()}, tmp_path / "ids.pt")
+    assert (tmp_path / "ids.pt").exists(), "what is known is written"
+
+
+def test_safetensors(tmp_path: Path, h100: SimulatedDevice) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"precious")
+    safetensors.save_file(nn.Linear(8, 8).cuda().state_dict(), path)
+    assert path.read_bytes() == b"precious"
+    assert safetensors.load_file(path, device="cuda")["weight"].is_cuda
+    real = tmp_path / "real.safetensors"
+    safetensors.save_file({"x": torch.arange(3)}, real)
+    assert safetensors.load_file(real)["x"].tolist() == [0, 1, 2]
+    assert safetensors.load_file(real, device="cuda")["x"].tolist() == [0, 1, 2]
+    with pytest.raises(SimulationError, match="save_file"):
+        safetensors.save({"x": torch.ones(3, device="cuda")})
+
+
+def test_what_was_compiled_before_runs_eagerly() -> None:
+    function = torch.compile(lambda x: x.sin() + 1)
+    before = torch._dynamo.config.disable
+    with tl.simulate("h100-sxm"):
+        assert function(torch.ones(3, device="cuda")).is_cuda
+    assert torch._dynamo.config.disable is before
+
+
+def test_export_is_refused(h100: SimulatedDevice) -> None:
+    with pytest.raises(SimulationError, match=r"torch\.export"):
+        torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))

@@ -70,6 +70,12 @@ class Device(Protocol):
     def note_pinned(self, tensor: torch.Tensor) -> None:
         """Let a host tensor count as pinned."""
 
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """Note that a host tensor holds values that nobody computed."""
+
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether it does."""
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""
 

@@ -83,6 +83,7 @@ class SimulatedDevice:
         """Workspaces and copies inside ops that are held now."""
         self.watches: list[Watch] = []
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._assumed: list[weakref.ref[torch.UntypedStorage]] = []
         self._workspaces: dict[tuple[int, int], int] = {}
         self.workspace_bytes = cuda.cublas_workspace_bytes(self.capability)
 
@@ -150,6 +151,15 @@ class SimulatedDevice:
         """Let a host tensor count as pinned."""
         storage = tensor.untyped_storage()
         self._pinned[id(storage)] = weakref.ref(storage)
+
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """Note that a host tensor holds values that nobody computed: a copy from the device."""
+        self._assumed.append(weakref.ref(tensor.untyped_storage(), self._assumed.remove))
+
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is such a copy."""
+        storage = tensor.untyped_storage()
+        return any(found() is storage for found in self._assumed)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""

@@ -65,6 +65,8 @@ class Factories:
         device = kwargs.get("device")
         if self.ended or is_inside():
             return original(*args, **kwargs)
+        if args and isinstance(args[0], list | tuple):
+            args = (self._with_numbers(args[0]), *args[1:])
         if device is None:
             if kwargs.get("pin_memory"):
                 return self._pinned(original, args, kwargs)
@@ -84,6 +86,13 @@ class Factories:
         kwargs.pop("pin_memory", None)
         made = original(*args, **{**kwargs, "device": _CPU}).to(torch.device("cuda", target.index))
         return made.requires_grad_() if grad else made
+
+    def _with_numbers(self, data: Any) -> Any:
+        """Nested lists with the numbers in place of the tensors of the device that hold them."""
+        if isinstance(data, list | tuple):
+            kept = [self._with_numbers(item) for item in data]
+            return data if all(new is old for new, old in zip(kept, data, strict=True)) else kept
+        return data.tolist() if isinstance(data, _Tensor) and self.place_of(data) is not None else data
 
     def _pinned(self, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """What a factory makes, without asking torch to pin it: it has nothing to pin it with."""

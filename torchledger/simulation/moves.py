@@ -133,6 +133,8 @@ def bring_back(mode: Mode, source: torch.Tensor, like: torch.Tensor) -> torch.Te
         mode.blocks.enter(like, HOST)
         return like
     out = _empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    if mode.values.of(source) is None:
+        mode.device.note_assumed(out)
     return out.copy_(mode.values.read(source))
 
 
