@@ -166,6 +166,8 @@ def test_a_model_without_data_is_not_moved(h100: SimulatedDevice) -> None:
         model.to("cuda")
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
         model.weight.cuda()
+    with pytest.raises(RuntimeError, match="found at least two devices, meta and cuda:0"):
+        model(torch.ones(2, 4, device="cuda"))
     assert model.to_empty(device="cuda").weight.is_cuda
 
 

@@ -45,8 +45,8 @@ _MIXING = (
 
 
 def device_name(place: int) -> str:
-    """``cuda:0``, or ``cpu`` for the host."""
-    return "cpu" if place == HOST else f"cuda:{place}"
+    """``cuda:0``, or ``cpu`` for the host, or the program's own ``meta``."""
+    return {HOST: "cpu", GENUINE_META: "meta"}.get(place, f"cuda:{place}")
 
 
 def may_differ(operator: Operator) -> bool:
@@ -61,8 +61,8 @@ def check_same_device(operator: Operator, tensor: torch.Tensor, place: int) -> N
     Raises:
         RuntimeError: it is more.
     """
-    if (tensor.dim() and tensor.numel()) and not may_differ(operator) and tensor.device.type != "meta":
-        raise_two_devices(place, HOST, operator.name)
+    if (tensor.dim() and tensor.numel()) and not may_differ(operator):
+        raise_two_devices(place, GENUINE_META if tensor.device.type == "meta" else HOST, operator.name)
 
 
 def raise_two_devices(one: int, other: int, op: str) -> None:
