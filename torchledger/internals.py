@@ -217,6 +217,10 @@ global_device_context: Final[Any] = _simulating("_GLOBAL_DEVICE_CONTEXT")
 """Where `torch.set_default_device` keeps the mode that it entered on this thread."""
 group_tensors: Final[Callable[..., Any]] = _simulating("_C._group_tensors_by_device_and_dtype")
 """What optimizers sort their tensors with."""
+parse_to: Final[Callable[..., Any]] = _simulating("_C._nn._parse_to")
+"""What `Module.to` reads its arguments with."""
+script_builtins: Final[Callable[[], dict[int, str]]] = _simulating("jit._builtins._get_builtin_table")
+"""The ops that `torch.jit.script` knows functions of torch's as, by id."""
 
 
 def require_simulation() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from synthetic import make_journal
 from torchledger.errors import ReportFileError
 from torchledger.journal.compact import decode_journal, encode_journal
-from torchledger.journal.entries import DeviceReading, Journal
+from torchledger.journal.entries import Journal
 
 
 def test_what_is_written_is_read() -> None:
@@ -23,13 +23,6 @@ def test_what_is_written_is_read() -> None:
     document = json.loads(json.dumps(encode_journal(journal)))
     assert decode_journal(document, "journals") == journal
     assert encode_journal(decode_journal(document, "journals")) == document
-
-
-def test_readings_of_a_simulated_device_are_written_whole() -> None:
-    journal = make_journal()
-    journal.readings = {"cuda:0": DeviceReading(1, 2, 1, 3, 4, 5, workspace_start=0, workspace_end=6, in_place=True)}
-    document = json.loads(json.dumps(encode_journal(journal)))
-    assert decode_journal(document, "journals") == journal
 
 
 def test_every_field_of_a_journal_is_written() -> None:

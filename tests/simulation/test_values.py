@@ -217,3 +217,39 @@ def test_equality_of_unknown_tensors(h100: SimulatedDevice) -> None:
     assert not torch.equal(x, x + 1)
     assert not torch.equal(x, x[:2])
     assert torch.equal(torch.arange(3, device="cuda"), torch.arange(3, device="cuda"))
+
+
+@pytest.mark.parametrize("shape", [(), (4, 4), (1024, 1024)])
+def test_nothing_is_infinite(shape: tuple[int, ...], h100: SimulatedDevice) -> None:
+    x = torch.randn(shape, device="cuda").exp()
+    assert torch.isfinite(x).all()
+    assert bool(torch.isfinite(x).cpu().all())
+    assert not (~torch.isfinite(x)).any()
+    assert not torch.isnan(x).any()
+    assert not torch.isinf(x).any()
+    assert (~torch.isnan(x)).all()
+    assert (~(torch.isinf(x) | torch.isnan(x))).all()
+    assert (x == x).all()
+    assert (x != float("inf")).all()
+    assert not (x > 0).any(), "what no such rule covers stays False"
+    assert not (torch.isfinite(x) & (x > 0)).all()
+    assert h100.assumptions["bool taken for True"] > 0
+
+
+def test_a_mask_that_is_written_is_assumed_anew(h100: SimulatedDevice) -> None:
+    x = torch.randn(4, device="cuda")
+    mask = torch.isfinite(x)
+    mask.copy_(x > 0)
+    assert not mask.all()
+
+
+def test_logic_that_follows_from_one_operand(h100: SimulatedDevice) -> None:
+    """As a loop over tokens ends that stops at an unknown end mark, or else after so many."""
+    unknown = torch.randn(3, device="cuda").argmax(0, keepdim=True).expand(3).contiguous() == 2
+    done = unknown | torch.full((3,), True, device="cuda")
+    assert done.tolist() == [True] * 3
+    assert (torch.ones(3, dtype=torch.int64, device="cuda") & ~done).max() == 0
+    assert (unknown & torch.zeros(3, dtype=torch.bool, device="cuda")).tolist() == [False] * 3
+    unknown |= done
+    assert unknown.tolist() == [True] * 3
+    assert not h100.assumptions

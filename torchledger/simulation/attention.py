@@ -206,6 +206,7 @@ def attend(
     gqa: bool,
 ) -> Any:  # fmt: skip
     """What `scaled_dot_product_attention` does on CUDA, up to the kernel that it takes."""
+    _check(query, key, value, mask, is_causal)
     backend = choose_backend(device, Params(query, key, value, mask, dropout, is_causal, gqa))
     params = Params(query, key, value, mask, dropout, is_causal, gqa)
     unbatched = backend != MATH and query.dim() == 3
@@ -231,6 +232,27 @@ def attend(
             query, key, value, mask, dropout, is_causal, None, scale=scale, enable_gqa=gqa
         )[0]
     return out.squeeze(0) if unbatched else out
+
+
+def _check(query: Any, key: Any, value: Any, mask: Any, is_causal: bool) -> None:
+    """Complain of arguments as `validate_sdpa_input` does."""
+    if not query.dtype is key.dtype is value.dtype:
+        q, k, v = (str(t.dtype).removeprefix("torch.") for t in (query, key, value))
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {q} key.dtype: {k} and "
+            f"value.dtype: {v} instead."
+        )
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        raise RuntimeError(
+            f"Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: {query.dim()}, "
+            f"key.dim: {key.dim()} and value.dim: {value.dim()} instead."
+        )
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        m, q = (str(t.dtype).removeprefix("torch.") for t in (mask, query))
+        raise RuntimeError(
+            f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {m} and  "
+            f"query.dtype: {q} instead."
+        )
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

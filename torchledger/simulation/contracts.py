@@ -68,6 +68,15 @@ class Device(Protocol):
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that counts as pinned."""
 
+    def note_pinned(self, tensor: torch.Tensor) -> None:
+        """Let a host tensor count as pinned."""
+
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """Note that a host tensor holds values that nobody computed."""
+
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether it does."""
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""
 

@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -160,6 +161,29 @@ class _Queries:
         """Without a history: nothing records one."""
         return {"segments": self.memory_snapshot(), "device_traces": [[]], "allocator_settings": {}}
 
+    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+        nested: dict[str, Any] = {}
+        for name, value in self.memory_stats(device).items():
+            *outer, last = name.split(".")
+            place = nested
+            for part in outer:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return nested
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None:
+        """What it resets (bytes allocated and freed so far) is not counted here."""
+        self._index(device)
+
+    def get_allocator_backend(self) -> str:
+        return "native"
+
+    def get_sync_debug_mode(self) -> int:
+        return 0
+
+    def set_sync_debug_mode(self, debug_mode: Any) -> None:
+        pass
+
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         self._device.allocator.set_memory_fraction(fraction)
 
@@ -188,19 +212,33 @@ _REFUSED = {
     "caching_allocator_alloc": "memory that no tensor holds",
     "utilization": "what a driver measures while kernels run",
     "temperature": "what a driver measures while kernels run",
+    "memory_usage": "what a driver measures while kernels run",
+    "device_memory_used": "what a driver measures while kernels run",
     "power_draw": "what a driver measures while kernels run",
     "clock_rate": "what a driver measures while kernels run",
     "cudart": "the CUDA runtime",
 }
 
 
-def _refuse(name: str, what: str) -> Any:
+def _refuse(name: str, what: str, module: str = "torch.cuda") -> Any:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise SimulationError(f"torch.cuda.{name}: {what} are not simulated. Leave it out of a dry run.")
+        raise SimulationError(f"{module}.{name}: {what} are not simulated. Leave it out of a dry run.")
 
     if isinstance(getattr(torch.cuda, name, None), type):  # annotations and isinstance need a class
         return type(name, (), {"__new__": refused})
     return refused
+
+
+def _find_unanswered(module: ModuleType, answered: dict[str, Any]) -> dict[str, Any]:
+    """The public functions of a module that would ask the driver and are not answered here, each refused by name."""
+    found = {}
+    for name, function in vars(module).items():
+        if name.startswith("_") or name in answered or not isinstance(function, FunctionType):
+            continue
+        asks = [n for n in function.__code__.co_names if n.startswith("_cuda") or "pynvml" in n or n == "cudart"]
+        if asks and function.__module__.startswith(("torch.cuda", "torch.backends.cuda")):
+            found[name] = _refuse(name, "answers of a driver", function.__module__)
+    return found
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -227,8 +265,11 @@ def install(device: Device, mode: Mode, patches: Patches) -> None:
         "can_device_access_peer": lambda a, b: False,
         "get_arch_list": lambda: ["sm_{}{}".format(*device.capability)],
     }
+    replacing = names | random | refused | others | streams.make_classes(device)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
-        patches.replace_existing(module, names | random | refused | others | streams.make_classes(device))
+        patches.replace_existing(module, replacing)
+        patches.replace_existing(module, _find_unanswered(module, replacing))
+    patches.replace_existing(torch.backends.cuda, _find_unanswered(torch.backends.cuda, {}))
     patches.replace_existing(torch.cuda.memory, {"_record_memory_history": _nothing, "_snapshot": queries._snapshot})
     patches.replace_existing(
         torch.cuda.nvtx, {"range_push": _nothing, "range_pop": _nothing, "mark": _nothing, "range": _range}

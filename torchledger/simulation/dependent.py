@@ -90,6 +90,7 @@ def index(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> 
     if place is None:
         return operator.call(*args, **kwargs)
     source, indices = args[0], args[1]
+    _check_indexed(mode, source, indices)
     plain, hidden = _without_masks(mode, indices)
     addresses = [mode.device.take_hidden(nbytes) for nbytes in hidden if place >= 0]
     out = mode.results.make(operator, (source, plain), {})
@@ -98,6 +99,14 @@ def index(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> 
         mode.device.give_hidden(address, nbytes)
     mode.values.follow(operator, args, kwargs, out)
     return out
+
+
+def _check_indexed(mode: Mode, source: torch.Tensor, indices: Any) -> None:
+    """Complain as torch does of a host tensor that is indexed with tensors of the device."""
+    if mode.block_of(source) is not None or source.device.type != "cpu":
+        return
+    if any(isinstance(item, _Tensor) and mode.block_of(item) is not None for item in indices):
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
 
 
 def _without_masks(mode: Mode, indices: Any) -> tuple[list[Any], list[int]]:
@@ -121,6 +130,7 @@ def index_put(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any])
     place = mode.locate(operator, args, kwargs)
     if place is None:
         return operator.call(*args, **kwargs)
+    _check_indexed(mode, args[0], args[1])
     _, hidden = _without_masks(mode, args[1])
     for nbytes in hidden:
         if place >= 0:

@@ -85,6 +85,7 @@ class SimulatedDevice:
         """Workspaces and copies inside ops that are held now."""
         self.watches: list[Watch] = []
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._assumed: list[weakref.ref[torch.UntypedStorage]] = []
         self._workspaces: dict[tuple[int, int], int] = {}
         self.workspace_bytes = cuda.cublas_workspace_bytes(self.capability)
 
@@ -145,8 +146,22 @@ class SimulatedDevice:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that counts as pinned."""
         copy = tensor.clone()
-        self._pinned[id(copy.untyped_storage())] = weakref.ref(copy.untyped_storage())
+        self.note_pinned(copy)
         return copy
+
+    def note_pinned(self, tensor: torch.Tensor) -> None:
+        """Let a host tensor count as pinned."""
+        storage = tensor.untyped_storage()
+        self._pinned[id(storage)] = weakref.ref(storage)
+
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """Note that a host tensor holds values that nobody computed: a copy from the device."""
+        self._assumed.append(weakref.ref(tensor.untyped_storage(), self._assumed.remove))
+
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is such a copy."""
+        storage = tensor.untyped_storage()
+        return any(found() is storage for found in self._assumed)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether it is such a copy."""

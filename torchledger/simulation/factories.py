@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchledger.simulation.contracts import Device
 from torchledger.simulation.keys import GENUINE_META, is_inside
 
 _Tensor = torch.Tensor
@@ -33,6 +34,7 @@ ORIGINALS: dict[str, Any] = {name: getattr(torch, name) for name in (*_FACTORIES
 class Factories:
     """Answers of one simulation to factories."""
 
+    device: Device
     ended = False
     """Whether the simulation is over: a module that it imported may hold our functions for good."""
 
@@ -56,14 +58,18 @@ class Factories:
             generator = kwargs.get("generator")
             if generator is not None and kwargs["device"].type == "meta":
                 del kwargs["generator"]
-        return original(*args, **kwargs)
+        return self._pinned(original, args, kwargs)
 
     def from_values(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A factory that takes values: it makes a host tensor, which is then moved."""
         device = kwargs.get("device")
         if self.ended or is_inside():
             return original(*args, **kwargs)
+        if args and isinstance(args[0], list | tuple):
+            args = (self._with_numbers(args[0]), *args[1:])
         if device is None:
+            if kwargs.get("pin_memory"):
+                return self._pinned(original, args, kwargs)
             if args and isinstance(args[0], _Tensor) and self.place_of(args[0]) is not None:
                 return self._from_simulated(original, *args, **kwargs)
             return original(*args, **kwargs)
@@ -80,6 +86,23 @@ class Factories:
         kwargs.pop("pin_memory", None)
         made = original(*args, **{**kwargs, "device": _CPU}).to(torch.device("cuda", target.index))
         return made.requires_grad_() if grad else made
+
+    def _with_numbers(self, data: Any) -> Any:
+        """Nested lists with the numbers in place of the tensors of the device that hold them."""
+        if isinstance(data, list | tuple):
+            kept = [self._with_numbers(item) for item in data]
+            return data if all(new is old for new, old in zip(kept, data, strict=True)) else kept
+        return data.tolist() if isinstance(data, _Tensor) and self.place_of(data) is not None else data
+
+    def _pinned(self, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a factory makes, without asking torch to pin it: it has nothing to pin it with."""
+        if self.ended or not kwargs.get("pin_memory"):
+            return original(*args, **kwargs)
+        out = original(*args, **{**kwargs, "pin_memory": False})
+        if self.place_of(out) is not None:
+            raise RuntimeError(f"Only dense CPU tensors can be pinned, not one of {self.device_of(out)}")
+        self.device.note_pinned(out)
+        return out
 
     def sparse(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`sparse_coo_tensor` of parts that lie on the device; torch sees that they do."""

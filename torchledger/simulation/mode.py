@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
-from torchledger.simulation import dependent, hidden, host, moves, sparse, sums
+from torchledger.simulation import dependent, hidden, host, moves, products, sparse, sums
 from torchledger.simulation.blocks import HOST, Block, storage_of
 from torchledger.simulation.contracts import Device
 from torchledger.simulation.keys import GENUINE_META, inside
@@ -94,6 +94,7 @@ class SimulationMode(TorchDispatchMode):
         """Work out an operator's entry at its first call."""
         special: Callable[..., Any] | None = SPECIALS.get(func)
         operator = self.operators[id(func)] = Operator(func, special, self.device.backend.name)
+        operator.operands = hidden.PRODUCTS.get(func)
         return operator
 
     # Where things lie
@@ -168,6 +169,8 @@ class SimulationMode(TorchDispatchMode):
                 with inside():
                     out = operator.call(*args, **kwargs)
                 return self.keyed(out)
+        if sparse.has_sparse(args):
+            return sparse.run(self, operator, args, kwargs)
         return operator.call(*args, **kwargs)
 
     def keyed(self, out: Any) -> Any:
@@ -221,6 +224,8 @@ class SimulationMode(TorchDispatchMode):
             kwargs = {**kwargs, "device": torch.device("meta")}
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
+        if operator.operands is not None:
+            products.check_operands(operator, operator.operands(args))
         out = self.results.make(operator, args, kwargs)
         assert target is not None
         if target >= 0 and operator.op in sums.SUMS and sums.enter(self, operator, args, out):

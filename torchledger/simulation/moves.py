@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchledger.simulation import host
+from torchledger.simulation import host, sparse
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.contracts import Mode
 from torchledger.simulation.keys import GENUINE_META, META
@@ -45,8 +45,8 @@ _MIXING = (
 
 
 def device_name(place: int) -> str:
-    """``cuda:0``, or ``cpu`` for the host."""
-    return "cpu" if place == HOST else f"cuda:{place}"
+    """``cuda:0``, or ``cpu`` for the host, or the program's own ``meta``."""
+    return {HOST: "cpu", GENUINE_META: "meta"}.get(place, f"cuda:{place}")
 
 
 def may_differ(operator: Operator) -> bool:
@@ -61,8 +61,8 @@ def check_same_device(operator: Operator, tensor: torch.Tensor, place: int) -> N
     Raises:
         RuntimeError: it is more.
     """
-    if (tensor.dim() and tensor.numel()) and not may_differ(operator) and tensor.device.type != "meta":
-        raise_two_devices(place, HOST, operator.name)
+    if (tensor.dim() and tensor.numel()) and not may_differ(operator):
+        raise_two_devices(place, GENUINE_META if tensor.device.type == "meta" else HOST, operator.name)
 
 
 def raise_two_devices(one: int, other: int, op: str) -> None:
@@ -109,8 +109,12 @@ def to_copy(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -
     if isinstance(target, torch.device) and target.type == "meta":
         return operator.call(source, **plain, device=META) if place is None else mode.results.run(operator, args, plain)
     if source.layout is not torch.strided:
+        if source.layout is torch.sparse_coo and isinstance(target, int) and target >= 0:
+            return sparse.from_host(mode, source, kwargs.get("dtype") or source.dtype, target)
         return mode.device.refuse_layout(source, "a copy")
     if place is None:
+        if source.device.type == "meta":
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         shape_of = _empty_strided(source.shape, source.stride(), dtype=source.dtype, device=META)
         out = mode.results.make(operator, (shape_of,), plain)
     else:
@@ -129,6 +133,8 @@ def bring_back(mode: Mode, source: torch.Tensor, like: torch.Tensor) -> torch.Te
         mode.blocks.enter(like, HOST)
         return like
     out = _empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    if mode.values.of(source) is None:
+        mode.device.note_assumed(out)
     return out.copy_(mode.values.read(source))
 
 

@@ -37,6 +37,7 @@ class Operator:
         "kind",
         "name",
         "op",
+        "operands",
         "returns_first",
         "returns_new",
         "special",
@@ -45,6 +46,8 @@ class Operator:
     def __init__(self, op: Any, special: Callable[..., Any] | None, backend: str) -> None:
         self.op = op
         self.special = special
+        self.operands: Callable[[Any], Any] | None = None
+        """Gives the matrices among the arguments of a product."""
         self.kind: int = _kind(op, backend)
         # An overload's `__call__` does nothing but call this.
         self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op

@@ -26,6 +26,9 @@ TYPE_NAMES = {
 
 def describe(device: Device, tensor: torch.Tensor, original: Any) -> str:
     """What `repr` says of a simulated tensor."""
+    if tensor.layout is not torch.strided:
+        size = f"size={tuple(tensor.shape)}, nnz={tensor._nnz()}"
+        return f"tensor(..., device='cuda:0', {size}, dtype={tensor.dtype}, layout={tensor.layout})"
     block = device.blocks.live[id(tensor.untyped_storage())]
     where = "" if block.place == HOST else f", device='cuda:{block.place}'"
     known = device.values.of(tensor) if tensor.numel() <= LARGEST_KNOWN else None

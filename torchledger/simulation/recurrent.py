@@ -6,13 +6,16 @@ reserve space is not known here, so peaks are too low by that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torchledger import internals
 from torchledger.simulation.contracts import Device, Mode
+from torchledger.simulation.keys import inside
 from torchledger.simulation.operators import Operator
 from torchledger.simulation.results import contiguous_strides
 
@@ -66,6 +69,43 @@ def rnn(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> An
     return outs
 
 
+def pack_padded(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`aten._pack_padded_sequence`: the steps of all sequences, of which a copy goes before, and how many run at each.
+
+    Source: ``aten/src/ATen/native/PackedSequence.cpp``: it joins contiguous pieces of the input.
+    """
+    place = mode.locate(operator, args, kwargs)
+    if place is None:
+        return operator.call(*args, **kwargs)
+    x, lengths, batch_first = args
+    known = mode.values.read(lengths)
+    sizes = aten._pack_padded_sequence.default(torch.empty(x.shape[:2], device="cpu"), known, batch_first)[1]
+    step = math.prod(x.shape[2:]) * x.element_size()
+    shape = (int(sizes.sum()), *x.shape[2:])
+    out = mode.results.fresh(shape, contiguous_strides(shape), x.dtype)
+    copies = []
+    with inside():
+        x = x.transpose(0, 1) if batch_first else x
+        for first, n_steps, n_sequences in _runs(sizes.tolist()):
+            piece = x[first : first + n_steps, :n_sequences]
+            if place >= 0 and not piece.is_contiguous():
+                copies.append(n_steps * n_sequences * step)
+    addresses = [mode.device.take_hidden(nbytes) for nbytes in copies]
+    mode.enter(out, place)
+    for address, nbytes in zip(addresses, copies, strict=True):
+        mode.device.give_hidden(address, nbytes)
+    return out, sizes
+
+
+def _runs(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Steps in a row at which equally many sequences run: the first, and how many steps of how many."""
+    first = 0
+    for size, group in itertools.groupby(sizes):
+        n = len(list(group))
+        yield first, n, size
+        first += n
+
+
 def rnn_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
     """`aten._cudnn_rnn_backward`: gradients of the input, the states and the weights."""
     named = dict(zip((argument.name for argument in operator.op._schema.arguments), args, strict=False)) | kwargs
@@ -84,4 +124,8 @@ def rnn_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, An
     return (*firsts, weights)
 
 
-SPECIALS = {aten._cudnn_rnn.default: rnn, aten._cudnn_rnn_backward.default: rnn_backward}
+SPECIALS = {
+    aten._pack_padded_sequence.default: pack_padded,
+    aten._cudnn_rnn.default: rnn,
+    aten._cudnn_rnn_backward.default: rnn_backward,
+}

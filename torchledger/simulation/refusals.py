@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo
 import torch.distributed
+import torch.distributed.device_mesh
+import torch.export
 import torch.nested
 import torch.nn.parallel
+import torch.onnx
 import torch.profiler
 
 from torchledger.errors import SimulationError
@@ -27,17 +31,20 @@ def install(device: Device, patches: Patches) -> None:
 
     patches.replace(torch, "compile", compile_nothing)
     patches.replace(torch.nn.Module, "compile", compile_module)
+    _disable_compiled(patches)
+    patches.replace_existing(torch.compiler, {"cudagraph_mark_step_begin": lambda: None})
     patches.replace(torch.nn.parallel, "DistributedDataParallel", _refused_class("DistributedDataParallel", _ONE))
     patches.replace(torch.nn.parallel.distributed, "DistributedDataParallel", torch.nn.parallel.DistributedDataParallel)
     if torch.distributed.is_available():
-        original = torch.distributed.init_process_group
+        original = torch.distributed.distributed_c10d.init_process_group
 
         def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
             if backend is None or "nccl" in str(backend):
                 _refuse("torch.distributed with NCCL", _ONE)
             return original(backend, *args, **kwargs)
 
-        patches.replace(torch.distributed, "init_process_group", init_process_group)
+        for module in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
+            patches.replace(module, "init_process_group", init_process_group)
     original_nested = torch.nested.nested_tensor
 
     def nested_tensor(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,12 +53,15 @@ def install(device: Device, patches: Patches) -> None:
         return original_nested(tensors, *args, **kwargs)
 
     patches.replace(torch.nested, "nested_tensor", nested_tensor)
+    patches.replace(torch.export, "export", _refused("torch.export", _EXPORT))
+    patches.replace(torch.onnx, "export", _refused("torch.onnx.export", _EXPORT))
     _install_data_parallel(patches)
     _install_flex(patches)
     _install_profiler(device, patches)
 
 
 _ONE = "one device is simulated, and nothing that it would send to others. Run the script's single-process form"
+_EXPORT = "it traces a program with tensors of its own. Leave it out of a dry run, or export outside the simulation"
 _FLEX = (
     "FlexAttention compiles a kernel of its own, which runs on no simulated device. Take "
     "torch.nn.functional.scaled_dot_product_attention in a dry run: it saves the same (q, k, v, output, logsumexp)"
@@ -62,11 +72,25 @@ def _refuse(what: str, why: str) -> NoReturn:
     raise SimulationError(f"{what} is not simulated: {why}.")
 
 
+def _refused(name: str, why: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(name, why)
+
+    return refused
+
+
 def _refused_class(name: str, why: str) -> Any:
     def new(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse(name, why)
 
     return type(name, (torch.nn.Module,), {"__new__": new})
+
+
+def _disable_compiled(patches: Patches) -> None:
+    """What was compiled before runs eagerly too."""
+    config: Any = torch._dynamo.config
+    before, config.disable = config.disable, True
+    patches.on_restore(lambda: setattr(config, "disable", before))
 
 
 def _install_data_parallel(patches: Patches) -> None:

@@ -6,6 +6,8 @@ else is written as ever. Real files are read; what they place on "cuda" is moved
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import weakref
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch.utils import _pytree
 
 from torchledger.errors import SimulationError
+from torchledger.simulation import kept_files
 from torchledger.simulation.contracts import Device
 from torchledger.simulation.patching import Patches
 
@@ -23,28 +26,28 @@ class Files:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._by_path: dict[str, Any] = {}
+        self.by_path: dict[str, Any] = {}
         self._by_object: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         """`torch.save`."""
-        if isinstance(obj, torch.nn.Module) and self._holds_simulated([*obj.parameters(), *obj.buffers()]):
+        if isinstance(obj, torch.nn.Module) and self.holds_simulated([*obj.parameters(), *obj.buffers()]):
             raise SimulationError(
                 "torch.save of a whole module is not simulated, only of what holds tensors: save its state_dict()."
             )
-        if not self._holds_simulated(obj):
+        if not self.holds_simulated(obj):
             original(obj, f, *args, **kwargs)
             return
         self.device.note("torch.save: what holds tensors of the device was kept in the simulation; no file was written")
         kept = _snapshot(self.device, obj)
         if isinstance(f, str | os.PathLike):
-            self._by_path[os.path.abspath(os.fspath(f))] = kept
+            self.by_path[os.path.abspath(os.fspath(f))] = kept
         else:
             self._by_object[f] = kept
 
     def load(self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """`torch.load`."""
-        kept = self._by_path.get(os.path.abspath(os.fspath(f))) if isinstance(f, str | os.PathLike) else None
+        kept = self.by_path.get(os.path.abspath(os.fspath(f))) if isinstance(f, str | os.PathLike) else None
         if kept is None and not isinstance(f, str | os.PathLike):
             kept = self._by_object.get(f)
         if kept is not None:
@@ -66,14 +69,15 @@ class Files:
         loaded = original(f, place, *args, **kwargs)
         return _tree(loaded, lambda t: t.cuda() if t.untyped_storage()._cdata in on_device else t)
 
-    def _holds_simulated(self, obj: Any) -> bool:
+    def holds_simulated(self, obj: Any) -> bool:
+        """Whether an object holds tensors of the device, or host copies of values that nobody computed."""
         live = self.device.blocks.live
         found = False
 
         def look(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal found
             try:
-                found = found or id(tensor.untyped_storage()) in live
+                found = found or id(tensor.untyped_storage()) in live or self.device.is_assumed(tensor)
             except (NotImplementedError, RuntimeError):
                 found = found or tensor.is_cuda
             return tensor
@@ -135,6 +139,38 @@ def _tree(obj: Any, function: Any) -> Any:
     return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, obj)
 
 
+def _install_safetensors(files: Files, patches: Patches) -> None:
+    """The other format of weights: it would write what was assumed of them."""
+    if importlib.util.find_spec("safetensors") is None:
+        return
+    module = importlib.import_module("safetensors.torch")
+    save, save_file, load_file = module.save, module.save_file, module.load_file
+
+    def save_inside(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if files.holds_simulated(tensors):
+            raise SimulationError(
+                "safetensors.torch.save of tensors of a simulated device: they have no data. Take save_file, which "
+                "keeps them in the simulation."
+            )
+        return save(tensors, *args, **kwargs)
+
+    def save_file_inside(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        if files.holds_simulated(tensors):
+            files.save(save_file, tensors, filename)
+        else:
+            save_file(tensors, filename, *args, **kwargs)
+
+    def load_file_inside(filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        if (kept := files.by_path.get(os.path.abspath(os.fspath(filename)))) is not None:
+            return _restored(kept, torch.device(device))
+        loaded = load_file(filename, "cpu", *args, **kwargs)
+        return loaded if str(device) == "cpu" else {name: tensor.to(device) for name, tensor in loaded.items()}
+
+    patches.replace_existing(
+        module, {"save": save_inside, "save_file": save_file_inside, "load_file": load_file_inside}
+    )
+
+
 def install(device: Device, patches: Patches) -> None:
     """Let `torch.save` and `torch.load` keep in the simulation what belongs to it."""
     files = Files(device)
@@ -146,5 +182,7 @@ def install(device: Device, patches: Patches) -> None:
     def load_inside(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         return files.load(load, f, map_location, *args, **kwargs)
 
+    _install_safetensors(files, patches)
+    kept_files.install(files.by_path, patches)
     patches.replace(torch, "save", save_inside)
     patches.replace(torch, "load", load_inside)

@@ -11,6 +11,7 @@ import torch
 from torchledger.simulation import convolutions, dependent, moves, recurrent
 from torchledger.simulation.contracts import Mode
 from torchledger.simulation.operators import Operator
+from torchledger.simulation.products import dtype_name
 from torchledger.simulation.results import contiguous_strides
 
 aten = torch.ops.aten
@@ -40,6 +41,9 @@ def layer_norm(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]
     if place is None:
         return operator.call(*args, **kwargs)
     x = args[0]
+    for tensor in args[2:4]:
+        if tensor is not None and tensor.dtype is not x.dtype:
+            raise RuntimeError(f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(tensor.dtype)}")
     rows = x.shape[: x.dim() - len(args[1])] + (1,) * len(args[1])
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     results = mode.results
@@ -109,6 +113,15 @@ def reduced_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, An
     out = mode.results.within(max(math.prod(shape), 1), (), (), torch.result_type(args[0], args[1]))
     mode.enter(out, place)
     return out
+
+
+def nll_loss(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A device takes int64 and uint8 classes."""
+    if mode.block_of(args[0]) is not None and args[1].dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(
+            f"\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for '{dtype_name(args[1].dtype)}'"
+        )
+    return mode.run_functional(operator, args, kwargs)
 
 
 def batch_norm_backward(mode: Mode, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -235,6 +248,7 @@ SPECIALS: dict[Any, Special] = {
     aten.lift_fresh.default: moves.lift_fresh,
     aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     aten.native_layer_norm.default: layer_norm,
+    aten.nll_loss_forward.default: nll_loss,
     aten._fused_rms_norm.default: rms_norm,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._grouped_mm.default: grouped_mm,

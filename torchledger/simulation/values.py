@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchledger.simulation import host
+from torchledger.simulation import host, truths
 from torchledger.simulation.blocks import HOST, Block, Blocks, storage_of
 from torchledger.simulation.operators import Operator
 
@@ -34,12 +34,15 @@ class Values:
     def __init__(self, blocks: Blocks) -> None:
         self.live = blocks.live
         self.known: dict[int, torch.UntypedStorage] = {}
+        self.taken_for_true: set[int] = set()
+        """Storages of bools that are not known, and not taken for False."""
         self.assumptions: Counter[str] = Counter()
         """How often values were read that are not known, by kind."""
 
     def forget_storage(self, key: int) -> None:
         """A storage has gone."""
         self.known.pop(key, None)
+        self.taken_for_true.discard(key)
 
     # Reading
 
@@ -65,8 +68,8 @@ class Values:
         block = self._block(tensor)
         if block is not None and block.place == HOST:
             host.refuse_reading(tensor, "read")
-        self.assumptions[_kind(tensor)] += 1
-        value = 0 if tensor.dtype is torch.bool else 1
+        value = int(tensor.dtype is not torch.bool or self._holds(tensor))
+        self.assumptions[_kind(tensor, value)] += 1
         return torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
     # Writing
@@ -85,12 +88,14 @@ class Values:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """The values of a tensor's storage are not known any more."""
-        self.known.pop(id(storage_of(tensor)), None)
+        self.forget_storage(id(storage_of(tensor)))
 
     def follow(self, operator: Operator, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Work out the values of new results, where they are small and follow from known ones."""
         if isinstance(out, _Tensor):
             if not _may_be_known(out):
+                if out.dtype is torch.bool:
+                    self._assume(operator, args, out)
                 return
         elif not isinstance(out, list | tuple) or not any(isinstance(t, _Tensor) and _may_be_known(t) for t in out):
             return
@@ -99,6 +104,8 @@ class Values:
         try:
             real = self._run(operator, args, kwargs)
         except _UnknownError:
+            if isinstance(out, _Tensor) and not out.is_floating_point():
+                self._follow_logic(operator, args, out)
             return
         for result, value in zip(_as_list(out), _as_list(real), strict=False):
             if not isinstance(result, _Tensor) or not isinstance(value, _Tensor) or not _may_be_known(result):
@@ -106,15 +113,39 @@ class Values:
             if result.shape == value.shape:  # not so where the host makes less than a device
                 self.set(result, value)
 
+    def _follow_logic(self, operator: Operator, args: Any, out: torch.Tensor) -> None:
+        """The result of a logical op may follow from one operand alone; else a bool is assumed."""
+        value = self._absorbing(operator, args)
+        if value is not None:
+            self.set(out, torch.tensor(value, device="cpu"))
+        elif out.dtype is torch.bool:
+            self._assume(operator, args, out)
+
+    def _absorbing(self, operator: Operator, args: Any) -> bool | None:
+        return truths.find_absorbing(operator.op.overloadpacket, [self.of(t) for t in args if isinstance(t, _Tensor)])
+
+    def _assume(self, operator: Operator, args: Any, out: torch.Tensor) -> None:
+        if truths.is_taken_for_true(operator.op.overloadpacket, args, self._holds):
+            self.taken_for_true.add(id(storage_of(out)))
+
+    def _holds(self, tensor: Any) -> bool:
+        """Whether bools are true throughout: known, or taken for it."""
+        if not isinstance(tensor, _Tensor) or tensor.dtype is not torch.bool:
+            return False
+        known = self.of(tensor)
+        return bool(known.all()) if known is not None else id(storage_of(tensor)) in self.taken_for_true
+
     def write(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> None:
         """An op writes into its first arguments: their values follow, or are not known any more."""
         packet = operator.op.overloadpacket
         target = args[0]
         overwrites = packet in _OVERWRITING
+        if isinstance(target, _Tensor) and self.taken_for_true:
+            self.taken_for_true.discard(id(storage_of(target)))
         if packet in _KEEPING or (not self.known and not overwrites):
             return
         if overwrites and id(storage_of(target)) not in self.known:
-            if not _may_be_known(target) or storage_of(target).nbytes() != target.numel() * target.element_size():
+            if not self._is_whole(target):
                 return
             if packet is aten.copy_ and self.of(args[1]) is None:
                 return
@@ -126,6 +157,9 @@ class Values:
                 raise _UnknownError
             self._run(operator, args, kwargs)
         except _UnknownError:
+            if (value := self._absorbing(operator, args)) is not None and self._is_whole(target):
+                self.set(target, torch.tensor(value, device="cpu"))
+                return
             for value, argument in zip(args, operator.op._schema.arguments, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for tensor in _tensors((value,)):
@@ -151,6 +185,10 @@ class Values:
             return [self._real(item) for item in arg]
         return arg
 
+    def _is_whole(self, target: torch.Tensor) -> bool:
+        """Whether a tensor whose values may be known has its storage for itself."""
+        return _may_be_known(target) and storage_of(target).nbytes() == target.numel() * target.element_size()
+
     def _block(self, tensor: torch.Tensor) -> Block | None:
         return self.live.get(id(storage_of(tensor)))
 
@@ -168,9 +206,9 @@ def _may_be_known(tensor: torch.Tensor) -> bool:
     return n <= LARGEST_KNOWN
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _kind(tensor: torch.Tensor, value: int) -> str:
     if tensor.dtype is torch.bool:
-        return "bool taken for False"
+        return f"bool taken for {bool(value)}"
     return "float taken for 1.0" if tensor.dtype.is_floating_point or tensor.dtype.is_complex else "integer taken for 1"
 
 

@@ -45,6 +45,9 @@ class Words(Factories):
             block = self.live.get(id(storage_of(tensor)))
         except (NotImplementedError, RuntimeError):
             return self.device.place_of_odd(tensor)
+        except ValueError:  # a parameter of a lazy module, which answers nothing before its first input
+            with torch._C.DisableTorchFunctionSubclass():
+                block = self.live.get(id(storage_of(tensor)))
         return None if block is None else block.place
 
     def device_of(self, tensor: torch.Tensor) -> Any:
@@ -88,6 +91,9 @@ class Words(Factories):
         else:
             kwargs = _named_to(args, kwargs)
         device = kwargs.pop("device", None)
+        if torch.nn.parameter.is_lazy(tensor):
+            # Of a lazy module, before its first input: nothing but a dtype and a device.
+            return torch.empty(0, dtype=kwargs.get("dtype", tensor.dtype), device=device or self.device_of(tensor))
         target = self.asked(device)
         if target is None:
             return original(tensor, **kwargs)
@@ -290,6 +296,25 @@ def install(device: Device, mode: Mode, patches: Patches) -> None:
         patches.replace(torch, name, new)
     _install_device_context(routed, patches)
     patches.replace(torch._C, internals.group_tensors.__name__, words.group_tensors)
+    patches.replace(torch._C._nn, internals.parse_to.__name__, parse_to)
+    _install_builtins(routed, patches)
+
+
+def parse_to(*args: Any, **kwargs: Any) -> Any:
+    """What `Module.to` reads its arguments with: a mere number is an accelerator, of which this process has none."""
+    first = args[0] if args else kwargs.get("device")
+    if isinstance(first, int) and not isinstance(first, bool):
+        device = torch.device("cuda", first)
+        args, kwargs = ((device, *args[1:]), kwargs) if args else (args, {**kwargs, "device": device})
+    return internals.parse_to(*args, **kwargs)
+
+
+def _install_builtins(routed: dict[Any, Any], patches: Patches) -> None:
+    """`torch.jit.script` knows torch's functions by their ids: our own are the same ops to it."""
+    table = internals.script_builtins()
+    known = {id(new): table[id(old)] for old, new in routed.items() if id(old) in table}
+    table.update(known)
+    patches.on_restore(lambda: [table.pop(key, None) for key in known])
 
 
 def _install_properties(words: Words, patches: Patches) -> None:
