@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import torchledger as tl
 import torchledger.pytest_fixtures  # stays loaded, so that inner runs share it with this process
+from torchledger.gate import marks
 
 assert torch.__version__
 assert torchledger.pytest_fixtures
@@ -327,6 +329,18 @@ def test_b(strict):
 # Wrong markers
 
 
+# A value of somebody's own class: whatever it is asked, it raises. With entries it is a dict.
+HOSTILE = """
+def fail(*args):
+    raise RuntimeError("hostile")
+
+class Hostile:
+    __repr__ = __index__ = __eq__ = __hash__ = fail
+    def __new__(cls, **entries):
+        return type("Entries", (dict,), {"items": fail})(**entries) if entries else super().__new__(cls)
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -361,10 +375,18 @@ def test_b(strict):
         ("peak={'a': 1}", "the test is not parametrised*"),
         ("peak={'a': {'b': 1}}", "cannot read {'b': 1} as a size*"),
         ("peak='9' * 5000", "cannot read '9999*"),
+        ("peak=-(10**5000)", "(peak=int): cannot read int as a size*"),
+        ("tolerance=10**5000, peak=1", "cannot read int as a tolerance*"),
+        ("peak=Hostile()", "(peak=Hostile): cannot read Hostile as a size*"),
+        ("peak={'a': Hostile()}", "{'a': Hostile}): cannot read Hostile as a size*"),
+        ("tolerance=Hostile(), peak=1", "cannot read Hostile as a tolerance*"),
+        ("Hostile()", "ledger(Hostile): name each limit*"),
+        ("peak=Hostile(a=1)", "a value cannot be read (RuntimeError)*"),
+        ("**{'p\\neak': 1}", "ledger('p?neak'=1): there is no quantity 'p?neak': did you mean 'peak'*"),
     ],
 )
 def test_a_bad_marker_is_a_usage_error_that_names_the_test(suite: pytest.Pytester, words: str, says: str) -> None:
-    result = run(suite, f"@pytest.mark.ledger({words})\ndef test_naïve():\n    pass\n")
+    result = run(suite, f"{HOSTILE}\n@pytest.mark.ledger({words})\ndef test_naïve():\n    pass\n")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: test_it.py::test_naïve: *{says}"])
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
@@ -404,6 +426,32 @@ def test_it(n): pass
     result = run(suite, code)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: test_it.py::test_it?*?: *{says}"])
+
+
+def test_thousands_of_parameters_with_a_limit_each(suite: pytest.Pytester) -> None:
+    code = """
+IDS = [f"p{n}" for n in range(3000)]
+
+@pytest.mark.parametrize("n", range(3000), ids=IDS)
+@pytest.mark.ledger(peak={name: "1 KiB" for name in IDS})
+def test_it(n):
+    pass
+"""
+    began = time.process_time()
+    result = run(suite, code, "--collect-only", "-q")
+    assert result.ret == 0
+    # What grows with the square or the cube of their number takes minutes here.
+    assert time.process_time() - began < 30
+
+
+def test_a_marker_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(marks, "parse_limits", lambda limits, where: calls.append(limits) or {})
+    reader = marks.MarkReader()
+    limits = {"peak": {"a": 1}}
+    for _ in range(3):
+        reader.read((), limits)
+    assert len(calls) == 1
 
 
 # The failure among other failures
@@ -770,6 +818,24 @@ def test_a_broken_budget_survives_pickling() -> None:
     assert (error.key, error.measured, error.budget, error.device) == ("peak", 8, 1, "cpu")
     assert str(error) == str(caught.value)
     assert kept.shape == (2,)
+
+
+def test_what_a_test_measured_is_let_go_of(suite: pytest.Pytester) -> None:
+    code = """
+import gc
+from torchledger.pytest_fixtures import Watch
+
+@pytest.mark.parametrize("n", range(20))
+@pytest.mark.ledger(peak="1 GiB")
+def test_it(n):
+    ones(1)
+
+def test_last():
+    gc.collect()
+    assert [x for x in gc.get_objects() if type(x) is Watch] == []
+"""
+    suite.makepyfile(test_it=ONES + code)
+    suite.runpytest_subprocess(*QUICK).assert_outcomes(passed=21)
 
 
 # A suite that uses nothing of this

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,6 +275,54 @@ def test_it(ledger, ledger_baseline):
     run(suite).stdout.fnmatch_lines(["baselines: 3 PASS"])
 
 
+def test_a_number_as_a_name_and_checks_that_are_numbered(suite: pytest.Pytester) -> None:
+    code = """
+def test_it(ledger, ledger_baseline):
+    with ledger() as a: step(1)
+    with ledger() as b: step(2)
+    ledger_baseline.check(a.report, "2")
+    ledger_baseline.check(b.report)
+"""
+    run(suite, code).assert_outcomes(passed=1)
+    assert sorted(entries(suite)) == ["test_it#2", "test_it#3"]
+    run(suite).stdout.fnmatch_lines(["baselines: 2 PASS"])
+
+
+FIXTURES = """
+@pytest.fixture
+def measured(ledger, ledger_baseline):
+    with ledger() as books:
+        yield
+    ledger_baseline.check(books.report)
+
+@pytest.fixture
+def checked(ledger, ledger_baseline):
+    with ledger() as books:
+        step(int(os.environ.get("SIZE", 8)))
+    ledger_baseline.check(books.report)
+
+def test_after(measured):
+    step(int(os.environ.get("SIZE", 8)))
+
+def test_before(checked):
+    pass
+"""
+
+
+def test_fixtures_that_check_around_the_test(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(suite, FIXTURES + "def test_fails(measured):\n    step(1)\n    assert 0\n")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["baselines: 3 NEW", "NEW *::test_after: written*", "NEW *::test_fails: not written*"])
+    assert sorted(entries(suite)) == ["test_after", "test_before"]
+    run(suite, FIXTURES).stdout.fnmatch_lines(["baselines: 2 PASS"])
+    monkeypatch.setenv("SIZE", "9")
+    result = run(suite)
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(["baselines: 2 REGRESSION"])
+    run(suite, None, "--ledger-update").stdout.fnmatch_lines(["REGRESSION *::test_after: written*"])
+    run(suite).stdout.fnmatch_lines(["baselines: 2 PASS"])
+
+
 def test_nothing_measured_is_no_pass(suite: pytest.Pytester) -> None:
     code = """
 def test_it(ledger, ledger_baseline):
@@ -401,6 +452,9 @@ BROKEN = {
         'the entry "test_train", *: "peak" is "12", not a whole number',
     ),
     "a float": (lambda text: edited(text, "flops", 1.5), '*: "flops" is 1.5, not a whole number'),
+    "negative": (lambda text: edited(text, "peak", -5), '*: "peak" is -5, which nothing can have measured'),
+    "huge": (lambda text: edited(text, "flops", 10**31), '*: "flops" is 1000*, which nothing can have measured'),
+    "a huge row": (lambda text: edited(text, "rows", {"a": -(10**31)}), '*: "a" is -1000*, which nothing can have*'),
     "true": (lambda text: edited(text, "flops", True), '*: "flops" is true, not a whole number'),
     "a list": (lambda text: "[]", "it does not begin with '{'"),
     "another kind": (lambda text: "{}", '"kind" is null, not "torchledger-baselines"'),
@@ -439,6 +493,20 @@ def test_a_broken_file_is_an_error_and_stays(suite: pytest.Pytester, kind: str, 
     )
     assert "INTERNALERROR" not in result.stdout.str()
     assert baseline(suite).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["test_it", "test_gone"])
+def test_what_is_no_file_is_not_waited_for(suite: pytest.Pytester, name: str) -> None:
+    baseline(suite).parent.mkdir()
+    os.mkfifo(baseline(suite, name))
+    result = run(suite, ONE, "--ledger-update")
+    if name == "test_it":
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *BaselineFileError: cannot read *test_it.json: it is no regular file*"])
+        assert "def read_baselines" not in result.stdout.str()
+    else:
+        result.assert_outcomes(passed=1)
+    assert stat.S_ISFIFO(baseline(suite, name).stat().st_mode)
 
 
 def test_what_is_not_known_is_kept_and_named(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,12 +624,38 @@ class TestIt:
     monkeypatch.setenv("SIZE", "9")
     result = run(suite)
     line = next(line for line in result.outlines if "--ledger-update" in line)
-    import shlex
-
     words = shlex.split(line.removeprefix("E"))
     assert words[0] == "pytest"
     run(suite, None, *words[1:]).assert_outcomes(passed=1)
     run(suite).assert_outcomes(passed=1)
+
+
+def test_the_command_has_what_it_takes_to_find_the_test(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = """
+>>> import os, torch
+>>> with getfixture("ledger")() as books:
+...     kept = torch.ones(int(os.environ.get("SIZE", 8)))
+>>> _ = getfixture("ledger_baseline").check(books.report)
+"""
+    (suite.path / "use.md").write_text(example, "utf-8")
+    (suite.path / "mod.py").write_text(f'def f():\n    """{example}    """\n', "utf-8")
+    (suite.path / "other.ini").write_text("[pytest]\npython_files = check_*.py\n", "utf-8")
+    inside = suite.mkdir("a b") / "ü [1]"
+    inside.mkdir()
+    (inside / "check_it.py").write_text(HEAD + ONE, "utf-8")
+    given = ["-c", "other.ini", "--doctest-modules", "--doctest-glob=*.md"]
+    run(suite, None, *given).assert_outcomes(passed=3)
+    monkeypatch.setenv("SIZE", "9")
+    result = run(suite, None, *given)
+    result.assert_outcomes(failed=3)
+    lines = [line.removeprefix("E").strip() for line in result.outlines]
+    commands = {line for line in lines if line.startswith("pytest --ledger-update")}
+    assert len(commands) == 3
+    for command in commands:
+        run(suite, None, *shlex.split(command)[1:]).assert_outcomes(passed=1)
+    run(suite, None, *given).assert_outcomes(passed=3)
 
 
 # Unused entries
@@ -628,6 +722,27 @@ def test_prune_is_refused_after_a_failure(suite: pytest.Pytester, extra: str) ->
     result = run(suite, None, "--ledger-prune")
     result.stdout.fnmatch_lines(["--ledger-prune removed nothing, *: *"])
     assert sorted(entries(suite)) == ["test_gone", "test_train"]
+
+
+@pytest.mark.parametrize(
+    ("conftest", "says"),
+    [
+        ("def pytest_collection_modifyitems(items): items[:] = items[:1]", "1 tests were deselected"),
+        (
+            "import pytest\ndef pytest_runtest_teardown(item): pytest.exit('enough', returncode=0)",
+            "the run was interrupted",
+        ),
+    ],
+    ids=["taken out", "ended"],
+)
+def test_prune_is_refused_after_a_part_that_nobody_spoke_of(suite: pytest.Pytester, conftest: str, says: str) -> None:
+    two_tests(suite)
+    suite.makepyfile(test_it=HEAD + ONE + "def test_second(): pass\n")
+    suite.makeconftest(conftest)
+    result = run(suite, None, "--ledger-prune")
+    result.stdout.fnmatch_lines([f"--ledger-prune removed nothing, since it takes a whole run that passed: {says}*"])
+    assert sorted(entries(suite)) == ["test_gone", "test_train"]
+    assert result.ret == 1
 
 
 def test_prune_keeps_what_was_skipped_or_expected_to_fail(suite: pytest.Pytester) -> None:

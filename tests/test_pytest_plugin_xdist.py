@@ -100,6 +100,30 @@ def test_workers_measure_and_the_controller_writes(suite: pytest.Pytester, monke
     assert len(entries(suite)) == 3
 
 
+def test_tests_have_the_same_names_in_a_group(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import os, pytest, torch
+
+@pytest.fixture
+def measured(ledger, ledger_baseline):
+    with ledger() as books:
+        yield
+    ledger_baseline.check(books.report)
+
+@pytest.mark.xdist_group("one")
+def test_it(measured):
+    torch.ones(int(os.environ.get("SIZE", 8)))
+"""
+    suite.makepyfile(test_it=code)
+    result = run(suite, "-n", "2", "--dist", "loadgroup", "--ledger-report=r.json")
+    result.stdout.fnmatch_lines(["baselines: 1 NEW"])
+    assert list(entries(suite)) == ["test_it"]
+    assert list(json.loads((suite.path / "r.json").read_text("utf-8"))["reports"]) == ["test_it.py::test_it"]
+    monkeypatch.setenv("SIZE", "9")
+    result = run(suite, "-n", "2", "--dist", "loadgroup", "--import-mode=importlib")
+    result.stdout.fnmatch_lines(["*  pytest --ledger-update test_it.py::test_it --import-mode=importlib"])
+
+
 def test_a_bad_marker_is_a_usage_error_of_the_controller(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_it="import pytest\n@pytest.mark.ledger(peak='24 MBananas')\ndef test_a(): pass\n")
     result = run(suite, "-n", "2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import shlex
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from torchledger.errors import BaselineMismatch, BudgetExceeded, UsageError
+from torchledger.errors import BaselineFileError, BaselineMismatch, BudgetExceeded, UsageError
 from torchledger.gate.baselines import (
     ROWS,
     BaselineFile,
@@ -31,12 +32,12 @@ from torchledger.gate.baselines import (
 )
 from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget, parse_limits, parse_share
 from torchledger.gate.config import TABLE, Settings, is_ci
-from torchledger.gate.marks import Mark, merge_marks, read_mark
+from torchledger.gate.marks import Mark, MarkReader, merge_marks
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.quantities import measure_quantities
 from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
 from torchledger.ledger import Ledger
-from torchledger.pytest_items import nearest_marks, param_id, test_name
+from torchledger.pytest_items import nearest_marks, param_id, place_flags, test_name
 from torchledger.render.verdicts import accept_budget, broken_only, render_broken
 from torchledger.report import Report
 
@@ -57,10 +58,14 @@ class LedgerMaker:
 class BaselineChecker:
     """What the fixture ``ledger_baseline`` is."""
 
-    def __init__(self, item: pytest.Item, settings: Settings, files: dict[Path, BaselineFile]) -> None:
-        self._item, self._settings, self._files = item, settings, files
+    def __init__(
+        self, item: pytest.Item, settings: Settings, reader: MarkReader, files: dict[Path, BaselineFile]
+    ) -> None:
+        self._item, self._settings, self._reader, self._files = item, settings, reader, files
         self.checks: list[Check] = []
         self.reports: list[Report] = []
+        self.n_taken_down = 0
+        """How many of the checks are among the properties of the test."""
 
     def check(self, report: Report, name: str | None = None, *, tolerance: str | None = None) -> tuple[Verdict, ...]:
         """Holds a report against the committed baseline of this test; a verdict for each number, if all are kept.
@@ -84,7 +89,10 @@ class BaselineChecker:
         path = baseline_path(self._item.path)
         entry = self._entry_name(name)
         if path not in self._files:
-            self._files[path] = read_baselines(path)
+            try:
+                self._files[path] = read_baselines(path)
+            except BaselineFileError as error:
+                raise error.with_traceback(None) from None  # at the line of the test
         groups = self._files[path].entries.get(entry)
         verdicts = judge_sample(groups, sample, share)
         broken = find_broken(verdicts, update=self._settings.update, ci=is_ci(os.environ))
@@ -109,7 +117,7 @@ class BaselineChecker:
     def _share(self, tolerance: str | None) -> Fraction | None:
         if tolerance is not None:
             return parse_share(tolerance, "ledger_baseline.check")
-        marks = (read_mark(mark.args, mark.kwargs) for mark in nearest_marks(self._item))
+        marks = (self._reader.read(mark.args, mark.kwargs) for mark in nearest_marks(self._item))
         near = next((mark.tolerance for mark in marks if mark.tolerance is not None), None)
         if near is None and self._settings.tolerance is not None:
             return parse_share(self._settings.tolerance, "tolerance")
@@ -122,12 +130,17 @@ class BaselineChecker:
             if not isinstance(name, str) or not name or entry in taken:
                 raise UsageError(f"ledger_baseline.check(name={name!r}): give each check of a test a name of its own.")
             return entry
-        number = len(taken) + 1
-        return test if number == 1 else f"{test}#{number}"
+        names = (test if number == 1 else f"{test}#{number}" for number in itertools.count(len(taken) + 1))
+        return next(name for name in names if name not in taken)
 
     def _command(self) -> str:
-        place = os.path.relpath(self._item.path, self._item.config.invocation_params.dir)
-        return f"pytest --ledger-update {shlex.quote(f'{place}::{test_name(self._item)}')}"
+        place = Path(os.path.relpath(self._item.path, self._item.config.invocation_params.dir))
+        words = [f"{place}::{test_name(self._item)}"]
+        if "[" in str(place):
+            # pytest takes a bracket in a path for the begin of parameters: what it can be given is a folder above.
+            above = next(folder for folder in place.parents if "[" not in str(folder))
+            words = [str(above), "-k", str(getattr(self._item, "originalname", place.stem))]
+        return shlex.join(["pytest", "--ledger-update", *words, *place_flags(self._item.config)])
 
 
 class Watch:
@@ -140,11 +153,12 @@ class Watch:
         self,
         item: pytest.Item,
         settings: Settings,
+        reader: MarkReader,
         find_fixtures: Callable[[], tuple[LedgerMaker | None, BaselineChecker | None]],
     ) -> None:
         self._find_fixtures = find_fixtures
         self.raised: BudgetExceeded | None = None
-        marks = [read_mark(mark.args, mark.kwargs) for mark in nearest_marks(item)]
+        marks = [reader.read(mark.args, mark.kwargs) for mark in nearest_marks(item)]
         share = None if settings.tolerance is None else parse_share(settings.tolerance, "tolerance")
         suite = Mark(parse_limits(settings.limits, TABLE), share)
         self.budget = merge_marks([*marks, suite], param_id(item))
@@ -195,6 +209,11 @@ class Watch:
             self._reports = [ledger.report for ledger in ledgers]
         return self._reports
 
+    def look_again(self) -> None:
+        """Forgets what was read, if there may be more by now: a fixture's ledger is open until its teardown."""
+        if self._find_fixtures()[0] is not None:
+            self._reports = None
+
     def results(self) -> tuple[list[Report], list[Property]]:
         """All that the test measured, and as properties of its item."""
         _, checker = self._find_fixtures()
@@ -205,6 +224,8 @@ class Watch:
         ]
         for number, check in enumerate(checker.checks if checker else (), start=1):
             properties += encode_check(check, number)
+        if checker is not None:
+            checker.n_taken_down = len(checker.checks)
         return reports, properties
 
     def _warn(self, reports: list[Report], budget: Budget) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from torchledger.gate.baselines import baseline_path
 from torchledger.gate.marks import NAME, MarkedTest
 from torchledger.gate.properties import PREFIX, Property
 
+_PLACE_SWITCHES = ("--doctest-modules", "--noconftest")
+_PLACE_OPTIONS = ("-c", "--config-file", "-o", "--override-ini", "--rootdir", "--confcutdir", "--import-mode")
+_PLACE_OPTIONS += ("--doctest-glob",)
+
 
 def describe_item(item: pytest.Item) -> MarkedTest:
     """A test with its markers, the nearest first."""
-    of_parameters = _parameter_marks(item)
-    own = [mark for mark in item.own_markers if mark.name == NAME and mark not in of_parameters]
-    marks = tuple((mark.args, mark.kwargs, mark in own) for mark in nearest_marks(item))
+    # By identity: values of any kind are in there, and not all can be compared.
+    own = {id(mark) for mark in item.own_markers} - {id(mark) for mark in _parameter_marks(item)}
+    marks = tuple((mark.args, mark.kwargs, id(mark) in own) for mark in nearest_marks(item))
     parent = item.parent.nodeid if item.parent is not None else ""
     return MarkedTest(item.nodeid, f"{parent}::{getattr(item, 'originalname', item.name)}", param_id(item), marks)
 
@@ -24,7 +29,8 @@ def describe_item(item: pytest.Item) -> MarkedTest:
 def nearest_marks(item: pytest.Item) -> list[pytest.Mark]:
     """The markers of a test, the nearest first: those of its parameters are nearer than the function's."""
     of_parameters = _parameter_marks(item)
-    return [*of_parameters, *(mark for mark in item.iter_markers(NAME) if mark not in of_parameters)]
+    taken = {id(mark) for mark in of_parameters}
+    return [*of_parameters, *(mark for mark in item.iter_markers(NAME) if id(mark) not in taken)]
 
 
 def _parameter_marks(item: pytest.Item) -> list[pytest.Mark]:
@@ -46,6 +52,27 @@ def test_name(item: pytest.Item) -> str:
 
 
 test_name.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it where a test module imports it
+
+
+def plain_id(item: pytest.Item) -> str:
+    """A test's id, the same wherever it runs."""
+    # pytest-xdist adds a group to the id of the node itself.
+    return item.nodeid if item.parent is None else f"{item.parent.nodeid}::{item.name}"
+
+
+def place_flags(config: pytest.Config) -> list[str]:
+    """The flags of this run, as they were given, without which another one might not find its tests."""
+    # A worker of pytest-xdist was started with the paths alone.
+    given = getattr(config, "workerinput", {}).get("mainargv", ("pytest", *config.invocation_params.args))[1:]
+    words: Iterator[str] = iter(map(str, given))
+    kept: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word in _PLACE_SWITCHES or (word[:2] in ("-c", "-o") and len(word) > 2):
+            kept.append(word)
+        elif name in _PLACE_OPTIONS:
+            kept += [word] if equals else [word, next(words, "")]
+    return kept
 
 
 def replace_properties(item: pytest.Item, properties: list[Property]) -> None:

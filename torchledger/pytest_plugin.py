@@ -72,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Reads all markers, once other plugins have added theirs, so that a bad one stops the run before it starts."""
     found = list(items)
     yield
+    config.stash[_RUN].note_left_out(len(found) - len(items))
     marked = [item for item in found if item.get_closest_marker(_MARKER) is not None]
     if not marked:
         return
@@ -110,8 +111,13 @@ def ledger_baseline(request: pytest.FixtureRequest) -> Iterator[BaselineChecker]
     from torchledger.pytest_fixtures import BaselineChecker
 
     run = request.config.stash[_RUN]
-    checker = request.node.stash[_CHECKER] = BaselineChecker(request.node, run.settings, run.files)
+    checker = request.node.stash[_CHECKER] = BaselineChecker(request.node, run.settings, run.reader, run.files)
     yield checker
+    # A fixture that measures around the test checks after it: in its setup, or in its teardown.
+    if checker.n_taken_down < len(checker.checks):
+        watch = request.node.stash.get(_WATCH, None) or _watch(run, request.node)
+        watch.look_again()
+        _take_down(run, request.node, watch)
     del request.node.stash[_CHECKER]
 
 
@@ -145,7 +151,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _watch(run: Run, item: pytest.Item) -> Watch:
     from torchledger.pytest_fixtures import Watch
 
-    return Watch(item, run.settings, lambda: (item.stash.get(_MAKER, None), item.stash.get(_CHECKER, None)))
+    def find_fixtures() -> tuple[LedgerMaker | None, BaselineChecker | None]:
+        return item.stash.get(_MAKER, None), item.stash.get(_CHECKER, None)
+
+    return Watch(item, run.settings, run.reader, find_fixtures)
 
 
 def _is_unittest(item: pytest.Item) -> bool:
@@ -155,14 +164,15 @@ def _is_unittest(item: pytest.Item) -> bool:
 
 def _take_down(run: Run, item: pytest.Item, watch: Watch) -> None:
     """Makes what was measured known: as properties of the test, and in the file of reports."""
-    from torchledger.pytest_items import replace_properties
+    from torchledger.pytest_items import plain_id, replace_properties
 
     item.stash[_WATCH] = watch
     reports, properties = watch.results()
     replace_properties(item, properties)
     if run.spool is not None:
+        name = plain_id(item)
         for number, report in enumerate(reports, start=1):
-            run.spool.add(item.nodeid if number == 1 else f"{item.nodeid}#{number}", report.to_dict())
+            run.spool.add(name if number == 1 else f"{name}#{number}", report.to_dict())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -172,6 +182,8 @@ def pytest_runtest_makereport(
     """Shows a broken budget as its text, at the test's own place; what the test is worth stays as pytest found it."""
     report = yield
     watch = item.stash.get(_WATCH, None)
+    if watch is not None and call.when == "teardown":
+        del item.stash[_WATCH]  # items live as long as the run, and reports are large
     if watch is None or call.excinfo is None or not isinstance(call.excinfo.value, BudgetExceeded):
         return report
     if call.excinfo.value is watch.raised:

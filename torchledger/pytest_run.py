@@ -5,6 +5,7 @@ Under pytest-xdist tests run in workers, and only their controller writes files.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchledger.gate.config import Settings
 
 if TYPE_CHECKING:
     from torchledger.gate.baselines import BaselineFile
+    from torchledger.gate.marks import MarkReader
     from torchledger.gate.session import Scope, SessionBook
     from torchledger.gate.spool import Spool
 
@@ -61,11 +63,22 @@ class Run:
             check_writable(path)
             self.spool = Spool()
 
+    @functools.cached_property
+    def reader(self) -> MarkReader:
+        """Reads the markers of all tests."""
+        from torchledger.gate.marks import MarkReader
+
+        return MarkReader()
+
     # What happens on the way
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Counts the tests that were left out: a run without them says nothing about unused baselines."""
         self._n_deselected += len(items)
+
+    def note_left_out(self, n_tests: int) -> None:
+        """Counts tests that were taken out of the list of tests without a word to `pytest_deselected`."""
+        self._n_deselected = max(self._n_deselected, n_tests)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Takes down what a test found, wherever it ran."""
@@ -73,11 +86,16 @@ class Run:
             # An xfailed test has passed in no sense that would make its numbers worth keeping.
             passed = report.passed and not hasattr(report, "wasxfail")
             (self._passed.add if passed else self._passed.discard)(report.nodeid)
-            checks = [pair for pair in report.user_properties if str(pair[0]).startswith(CHECKS)]
-            if checks:
-                self._open_book().record_test(report.nodeid, checks)
         elif report.failed:
             self._passed.discard(report.nodeid)
+        # Fixtures check before and after the call; in a setup there may yet be what an earlier attempt found.
+        checks = [pair for pair in report.user_properties if str(pair[0]).startswith(CHECKS)]
+        if checks and report.when != "setup":
+            self._open_book().record_test(report.nodeid, checks)
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Takes down that the run ended early, by a key or by `pytest.exit`, which may call it a success."""
+        self._trouble.append("the run was interrupted")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -166,7 +166,7 @@ def parse_count(count: str | float | SupportsIndex) -> int:
 
 
 def _parse(value: object, what: str, units: dict[str, int], forms: str, *, exponents: bool = True) -> int:
-    error = QuantityError(f"cannot read {_shown(value)} as {what}: write {forms}.")
+    error = QuantityError(f"cannot read {show_value(value)} as {what}: write {forms}.")
     if isinstance(value, bool):
         raise error
     if not isinstance(value, str):
@@ -174,7 +174,7 @@ def _parse(value: object, what: str, units: dict[str, int], forms: str, *, expon
             value = int(value)
         try:
             number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+        except Exception:  # whatever somebody's own class raises, it is no number
             raise error from None
         if number < 0:
             raise error
@@ -192,8 +192,17 @@ def _parse(value: object, what: str, units: dict[str, int], forms: str, *, expon
     return _round_half_up(exact)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def show_value(value: object) -> str:
+    """A value as a message shows it: short, on one line, and never an error of its own.
+
+    >>> show_value("2G"), show_value(10**5000)
+    ("'2G'", 'int')
+    """
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more digits than Python prints, or somebody's own class
+        return type(value).__name__
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -146,6 +146,19 @@ def test_nothing_to_compare_is_3(files: Files, tmp_path: Path, capsys: pytest.Ca
     assert "only in head  test_b" in out
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("actions", ["", "true"])
+def test_whoever_reads_no_further_still_gets_the_verdict(format_: str, actions: str, files: Files) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "torchledger", "compare", files.lower, files.base, "--format", format_]
+    environment = {**os.environ, "GITHUB_ACTIONS": actions}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+
+
 def test_many_reports(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = gpt_report()
     lower = with_peak(report, Fraction(95, 100))
@@ -237,7 +250,7 @@ def test_no_colour_and_any_encoding(files: Files) -> None:
     assert b"\x1b" not in done.stdout
 
 
-def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_has_enough_is_no_error_and_gets_the_verdict(tmp_path: Path) -> None:
     names = [f"tests/test_{'long' * 30}.py::test_{i}" for i in range(60)]
     report = gpt_report(n_steps=1)
     base = save_many(tmp_path / "b.json", dict.fromkeys(names, with_peak(report, Fraction(95, 100))))
@@ -250,7 +263,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     process.stdout.read(1)
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait() == 0
+    assert process.wait() == 1
     process.stderr.close()
 
 

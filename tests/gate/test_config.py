@@ -68,6 +68,17 @@ def test_bad_variables(name: str, value: str) -> None:
         resolve(environment={name: value})
 
 
+@pytest.mark.parametrize("name", ["TORCHLEDGER_UPDAET", "TORCHLEDGER_TOLERENCE", "TORCHLEDGER_REPORTS"])
+def test_a_misspelled_variable_is_an_error(name: str) -> None:
+    with pytest.raises(UsageError, match=f"no variable {name}: did you mean TORCHLEDGER_"):
+        resolve_settings({}, {name: "1"}, {}, (HERE, HERE))
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    others = {"TORCHLEDGER_HOME": "x", "TORCHLEDGER_REPORT_DIR": "x", "PYTEST_UPDATE": "x"}
+    assert resolve_settings({}, others, {}, (HERE, HERE)) == Settings()
+
+
 def test_budgets_of_the_file_stay_as_they_were_written() -> None:
     assert resolve(table={"peak": "2 GiB", "tolerance": "1%"}).limits == {"peak": "2 GiB"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
@@ -60,14 +61,16 @@ def execute(arguments: argparse.Namespace) -> int:
     found = compare_reports(read_runs(arguments.base), read_runs(arguments.head), tolerances=tolerances)
     names = shown_path(arguments.base), shown_path(arguments.head)
     page = FORMATS[arguments.format or "text"](found, names)
-    if os.environ.get("GITHUB_ACTIONS") != "true":
-        sys.stdout.write(page + "\n")
-        return found.exit_code
-    append_summary(render_github(found, names), os.environ)
-    sys.stdout.write(guard_commands(page, secrets.token_hex(16)) + "\n")
-    # The runner reads both streams; a page of Markdown is meant for a file, which no annotation belongs into.
-    stream = sys.stderr if arguments.format == "markdown" else sys.stdout
-    stream.writelines(f"{line}\n" for line in annotation_lines(found))
+    # Whoever reads no further (`compare ... | head -1`) still gets the verdict.
+    with contextlib.suppress(BrokenPipeError):
+        if os.environ.get("GITHUB_ACTIONS") != "true":
+            sys.stdout.write(page + "\n")
+            return found.exit_code
+        append_summary(render_github(found, names), os.environ)
+        sys.stdout.write(guard_commands(page, secrets.token_hex(16)) + "\n")
+        # The runner reads both streams; a page of Markdown is meant for a file, which no annotation belongs into.
+        stream = sys.stderr if arguments.format == "markdown" else sys.stdout
+        stream.writelines(f"{line}\n" for line in annotation_lines(found))
     return found.exit_code
 
 

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not row.runs_script and isinstance(sys.stdout, io.TextIOWrapper):
         # A name that the terminal's encoding lacks must not cost the report.
         sys.stdout.reconfigure(errors="backslashreplace")
+    code = 0
     try:
         command = row.load()
         parser = argparse.ArgumentParser(prog=f"torchledger {row.name}", description=row.summary, allow_abbrev=False)
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has enough; what is still buffered must not raise once more at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
     except KeyboardInterrupt:
         return _INTERRUPTED
 

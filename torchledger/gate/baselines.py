@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,6 +19,7 @@ from torchledger.errors import BaselineFileError, ReportWriteError
 from torchledger.gate.budgets import Verdict, check_measured
 from torchledger.gate.quantities import QUANTITIES, Measured, Quantity, measure_quantities
 from torchledger.gate.tolerances import Tolerance, default_tolerance
+from torchledger.journal.decoding import LARGEST
 from torchledger.journal.files import UnreadableError, read_json, shown_path, write_text
 from torchledger.journal.statements import MemorySnapshot, RunStatement, is_accelerator
 
@@ -231,6 +233,8 @@ def read_baselines(path: Path) -> BaselineFile:
     {}
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise BaselineFileError(f"cannot read {shown_path(path)}: it is no regular file. Move it out of the way.")
         document = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return BaselineFile(path, {"kind": KIND, "schema": SCHEMA, "entries": {}})
@@ -255,8 +259,11 @@ def write_baselines(file: BaselineFile) -> None:
         file.path.parent.mkdir(exist_ok=True)
         write_text(file.path, render_baselines(file))
     except OSError as error:
-        reason = error.message if isinstance(error, ReportWriteError) else error.strerror or str(error)
-        raise BaselineFileError(f"cannot write {shown_path(file.path)}: {reason}") from None
+        cause = (error.__cause__ if isinstance(error, ReportWriteError) else None) or error
+        reason = getattr(cause, "strerror", None) or str(cause)
+        raise BaselineFileError(
+            f"cannot write {shown_path(file.path)}: {reason}. Make room for it, and run with --ledger-update."
+        ) from None
 
 
 def render_baselines(file: BaselineFile) -> str:
@@ -281,7 +288,7 @@ def _broken(path: Path, problem: str) -> BaselineFileError:
     name = shown_path(path)
     return BaselineFileError(
         f"{name} is no baseline file: {problem}. It was left as it is. Mend it, or bring back the committed one with "
-        f"`git checkout -- {name}`; to begin anew, delete it."
+        f"`git checkout -- {shlex.quote(name)}`; to begin anew, delete it."
     )
 
 
@@ -324,7 +331,14 @@ def _group_problem(values: Mapping[str, object]) -> str | None:
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int):
             return f"{_shown(key)} is {_shown(value)}, not a whole number"
+        if not -LARGEST <= value <= LARGEST or (value < 0 and _is_positive(key)):
+            return f"{_shown(key)} is {_shown(value)}, which nothing can have measured"
     return None
+
+
+def _is_positive(key: str) -> bool:
+    # What is read off an allocator may be a difference, and what is left of a category's rows is one.
+    return key in QUANTITIES and QUANTITIES[key].rests_on != "allocator"
 
 
 def _shown(value: object) -> str:

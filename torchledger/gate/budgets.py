@@ -11,6 +11,7 @@ from torchledger.errors import FaultyReportError, QuantityError, UsageError
 from torchledger.gate.quantities import QUANTITIES, Measured, find_quantity, measure_quantities
 from torchledger.gate.tolerances import EXACT, Tolerance, parse_tolerance
 from torchledger.journal.statements import RunStatement
+from torchledger.units import show_value
 
 _TOLERANCE_FORMS = "'2%', '0.5 %' or 0"
 
@@ -87,10 +88,10 @@ def parse_share(tolerance: object, where: str) -> Fraction:
     if isinstance(tolerance, str):
         with contextlib.suppress(QuantityError):
             found = parse_tolerance(find_quantity("peak"), tolerance)
-    elif not isinstance(tolerance, bool) and tolerance == 0:
+    elif isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance == 0:
         found = EXACT
     if found.absolute:
-        shown = _shown(tolerance)
+        shown = show_value(tolerance)
         raise QuantityError(
             f"{where}(tolerance={shown}): cannot read {shown} as a tolerance: write {_TOLERANCE_FORMS}."
         )
@@ -113,27 +114,26 @@ def parse_limits(limits: Mapping[str, object], where: str) -> dict[str, int | di
             try:
                 find_quantity(key)
             except UsageError as error:
-                raise UsageError(f"{where}({key}={_shown(value)}): {error.message}") from None
+                word = key if key.isidentifier() and len(key) <= 60 else show_value(key)
+                raise UsageError(f"{where}({word}={show_value(value)}): {error.message}") from None
         if not isinstance(value, Mapping):
-            parsed[key] = _parse_limit(key, value, f"{where}({key}={_shown(value)})")
+            parsed[key] = _parse_limit(key, value, where)
             continue
         if not value or not all(isinstance(name, str) for name in value):
             raise UsageError(
-                f"{where}({key}={_shown(value)}): give a dict by parameter id, such as "
+                f"{where}({key}={show_value(value)}): give a dict by parameter id, such as "
                 "{'small': '1 GiB', 'large': '4 GiB'}."
             )
-        parsed[key] = {
-            name: _parse_limit(key, limit, f"{where}({key}={{{name!r}: {_shown(limit)}}})")
-            for name, limit in value.items()
-        }
+        parsed[key] = {name: _parse_limit(key, limit, where, name) for name, limit in value.items()}
     return parsed
 
 
-def _parse_limit(key: str, value: object, where: str) -> int:
+def _parse_limit(key: str, value: object, where: str, param_id: str | None = None) -> int:
     try:
         return QUANTITIES[key].parse(value)  # type: ignore[arg-type]
     except QuantityError as error:
-        raise QuantityError(f"{where}: {error.message}") from None
+        shown = show_value(value) if param_id is None else f"{{{show_value(param_id)}: {show_value(value)}}}"
+        raise QuantityError(f"{where}({key}={shown}): {error.message}") from None
 
 
 def judge_budget(run: RunStatement, budget: Budget) -> tuple[Verdict, ...]:
@@ -148,7 +148,7 @@ def judge_budget(run: RunStatement, budget: Budget) -> tuple[Verdict, ...]:
     torchledger.errors.UsageError: no step was recorded, so no budget can be held against it...
     """
     if not isinstance(budget, Budget):
-        raise UsageError(f"cannot hold a report against {_shown(budget)}: give a torchledger.Budget(peak='2 GiB').")
+        raise UsageError(f"cannot hold a report against {show_value(budget)}: give a torchledger.Budget(peak='2 GiB').")
     measured = measure_quantities(check_measured(run))
     return tuple(
         _judge(key, limit, measured, budget.tolerance, run.main_device) for key, limit in budget.limits.items()
@@ -198,8 +198,3 @@ def _judge(key: str, limit: int, measured: Mapping[str, Measured], share: Fracti
     allowed = limit + int(limit * share)
     outcome = "PASS" if found.value <= allowed else "OVER"
     return Verdict(key, found.value, limit, allowed, outcome, found.step_index, found.device)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torchledger.errors import TorchledgerError, UsageError
 
+_PREFIX = "TORCHLEDGER_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -126,6 +127,7 @@ def resolve_settings(
     '1%'
     """
     limits = _check_table(table)
+    _check_variables(environment)
     found: dict[str, object] = {}
     for option in OPTIONS:
         for value, name, folder in _sources(option, flags, environment, table, folders):
@@ -169,6 +171,18 @@ def _read_value(option: Option, value: object, source: str, folder: Path) -> obj
     except TorchledgerError as error:
         raise UsageError(f"{source}: {error.message}") from None
     return value
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Refuses a variable that is one of ours misspelled; any other with our prefix may be somebody else's."""
+    known = [option.variable for option in OPTIONS]
+    for name in environment:
+        if name.startswith(_PREFIX) and name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.93)
+            if near:
+                raise UsageError(f"there is no variable {name}: did you mean {near[0]}?")
 
 
 def _check_table(table: Mapping[str, object]) -> dict[str, object]:

@@ -176,7 +176,7 @@ def find_orphans(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
             module = folder.parent / path.stem
-            if not module.exists() and not module.with_name(f"{path.stem}.py").exists():
+            if path.is_file() and not module.exists() and not module.with_name(f"{path.stem}.py").exists():
                 yield path
 
 
