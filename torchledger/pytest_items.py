@@ -13,8 +13,10 @@ from torchledger.gate.marks import NAME, MarkedTest
 from torchledger.gate.properties import PREFIX, Property
 
 _PLACE_SWITCHES = ("--doctest-modules", "--noconftest")
-_PLACE_OPTIONS = ("-c", "--config-file", "-o", "--override-ini", "--rootdir", "--confcutdir", "--import-mode")
-_PLACE_OPTIONS += ("--doctest-glob",)
+_PLACE_OPTIONS = (
+    *("-c", "--config-file", "-o", "--override-ini", "--rootdir", "--confcutdir"),
+    *("--import-mode", "--doctest-glob"),
+)
 
 
 def describe_item(item: pytest.Item) -> MarkedTest:
