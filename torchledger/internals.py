@@ -219,6 +219,8 @@ group_tensors: Final[Callable[..., Any]] = _simulating("_C._group_tensors_by_dev
 """What optimizers sort their tensors with."""
 parse_to: Final[Callable[..., Any]] = _simulating("_C._nn._parse_to")
 """What `Module.to` reads its arguments with."""
+functorch_unwrapped: Final[Callable[[torch.Tensor], torch.Tensor]] = _simulating("_C._functorch.get_unwrapped")
+"""The tensor inside one of a function transform's."""
 script_builtins: Final[Callable[[], dict[int, str]]] = _simulating("jit._builtins._get_builtin_table")
 """The ops that `torch.jit.script` knows functions of torch's as, by id."""
 

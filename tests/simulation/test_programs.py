@@ -251,3 +251,17 @@ def test_what_was_compiled_before_runs_eagerly() -> None:
 def test_export_is_refused(h100: SimulatedDevice) -> None:
     with pytest.raises(SimulationError, match=r"torch\.export"):
         torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+
+
+def test_function_transforms_see_the_device(h100: SimulatedDevice) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        assert x.new_zeros(()).device == torch.zeros_like(x).device == torch.device("cuda", 0)
+        assert torch.zeros(3, device=x.device).is_cuda
+        assert y.sum().to(x).is_cuda
+        return nn.functional.cross_entropy(x[None], y[None])
+
+    x, y = torch.randn(10, 4, device="cuda"), torch.zeros(10, dtype=torch.int64, device="cuda")
+    gradients = torch.func.vmap(torch.func.grad(function))(x, y)
+    assert gradients.shape == (10, 4)
+    assert gradients.is_cuda

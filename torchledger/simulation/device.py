@@ -128,6 +128,9 @@ class SimulatedDevice:
 
     def place_of_odd(self, tensor: torch.Tensor) -> int | None:
         """The place of a tensor without a storage of its own (a sparse one); None for a real one."""
+        if internals.is_functorch_wrapped(tensor):
+            place: int | None = self.words.place_of(internals.functorch_unwrapped(tensor))
+            return place
         if not sparse.is_sparse(tensor):
             return None
         block = self.blocks.live.get(id(sparse.parts_of(tensor)[1].untyped_storage()))
