@@ -49,7 +49,7 @@ def flash_backward_bytes(args: Any) -> list[int]:
     """What flash attention's backward takes inside itself: sums in float32, and each head's gradients of shared keys.
 
     Source: ``mha_bwd`` in ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp`` (softmax_d, dq_accum,
-    dk_expanded and dv_expanded; read, not measured). Without deterministic algorithms.
+    dk_expanded and dv_expanded), not held against a device. Without deterministic algorithms.
     """
     query, key = args[1], args[2]
     batch, heads, rows, width = query.shape
