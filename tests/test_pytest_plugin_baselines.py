@@ -155,7 +155,7 @@ def test_another_torch_or_device_is_no_match(suite: pytest.Pytester, monkeypatch
 
     def rename(found: dict[str, Any]) -> None:
         groups = found["test_train"]
-        groups["cpu, torch 2.9"] = groups.pop(next(name for name in groups if name.startswith("cpu")))
+        groups["cpu, torch 2.8"] = groups.pop(next(name for name in groups if name.startswith("cpu")))
 
     edit(suite, rename)
     before = baseline(suite).read_bytes()
@@ -168,11 +168,11 @@ def test_another_torch_or_device_is_no_match(suite: pytest.Pytester, monkeypatch
     result = run(suite)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["baselines: 1 NO-MATCH", "NO-MATCH *: written to * (it had 'cpu, torch 2.9', not 'cpu, torch *')"]
+        ["baselines: 1 NO-MATCH", "NO-MATCH *: written to * (it had 'cpu, torch 2.8', not 'cpu, torch *')"]
     )
     found = entries(suite)["test_train"]
     assert len(found) == 3
-    assert "cpu, torch 2.9" in found
+    assert "cpu, torch 2.8" in found
 
 
 def test_flops_and_static_bytes_match_on_any_device(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_flops_and_static_bytes_match_on_any_device(suite: pytest.Pytester, monk
 
     def rename(found: dict[str, Any]) -> None:
         groups = found["test_train"]
-        groups["h100-sxm, torch 2.9"] = groups.pop(next(name for name in groups if name.startswith("cpu")))
+        groups["h100-sxm, torch 2.8"] = groups.pop(next(name for name in groups if name.startswith("cpu")))
 
     edit(suite, rename)
     monkeypatch.setenv("SIZE", "9")
