@@ -89,8 +89,3 @@ def _kind(op: Any, counted: bool) -> int:
     if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return Kind.INPLACE
     return Kind.VIEW if aliases else Kind.GENERAL
-
-
-def entry_for(op: Any) -> Entry:
-    """Work out an operator's entry."""
-    return Entry(op)

@@ -92,10 +92,6 @@ class Run:
         self.number = 0
         self.matched: dict[tuple[int, bool], int] = {}
 
-    def depth_on(self, place: Place) -> int:
-        """How many modules ran on a thread when this began."""
-        return self.depth if place.thread == self.thread else 0
-
 
 class Listener(Protocol):
     """What a place tells its ledger's recorder."""
