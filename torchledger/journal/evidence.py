@@ -49,8 +49,8 @@ class StepEvidence:
     ``attention`` and ``other_products`` are products between activations, forward and backward, without rescoring:
     attention where the op says so, or where a softmax stands between two of them. ``double_backward``: products of a
     second backward through the same graph, or through a backward's own. ``recompute_due`` is what recompute would have
-    cost without early stop. ``tokens`` are the rows of one step, found
-    as ``tokens_from`` says, in sequences of ``sequence_length`` (0: not known).
+    cost without early stop. ``tokens`` are the rows of one step, found as ``tokens_from`` says, in sequences of
+    ``sequence_length`` (0: not known).
     """
 
     parameters: dict[str, ParameterEvidence] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import prod
 
@@ -27,50 +27,30 @@ _OF_A_VECTOR = ("aten.mv", "aten.addmv", "aten.addmv_")
 _OF_TWO_VECTORS = ("aten.dot", "aten.vdot")
 
 
-@dataclass(slots=True)
-class _Uses:
-    """Multiply-adds of one parameter: see `ParameterEvidence`."""
-
-    uses: int = 0
-    graphless: int = 0
-    hidden: int = 0
-    input_grad_due: int = 0
-    weight_grad_due: int = 0
-    input_grad_run: int = 0
-    weight_grad_run: int = 0
-    hidden_input_grad_run: int = 0
-    hidden_weight_grad_run: int = 0
-    outer: int = 0
+class _Uses(Counter[str]):
+    """Multiply-adds of one parameter, by the names of `ParameterEvidence`."""
 
     def made(self, uses: int, flags: int) -> None:
         """A forward product."""
-        self.uses += uses
+        self["uses"] += uses
         if flags & HIDDEN:
-            self.hidden += uses
+            self["hidden"] += uses
         elif not flags & GRAPH:
-            self.graphless += uses
+            self["graphless"] += uses
         else:
-            self.input_grad_due += uses if flags & INPUT_GRAD else 0
-            self.weight_grad_due += uses if flags & WEIGHT_GRAD else 0
+            self["input_grad_due"] += uses if flags & INPUT_GRAD else 0
+            self["weight_grad_due"] += uses if flags & WEIGHT_GRAD else 0
 
     def made_with_a_vector(self, op: str, uses: int, flags: int, *, is_vector: bool) -> None:
         """The same with a vector: the gradient of what it was multiplied with is an outer product."""
         two = op in _OF_TWO_VECTORS
         if flags & GRAPH and not flags & HIDDEN:
-            self.outer += uses if flags & INPUT_GRAD and (two or is_vector) else 0
-            self.outer += uses if flags & WEIGHT_GRAD and (two or not is_vector) else 0
+            self["outer"] += uses if flags & INPUT_GRAD and (two or is_vector) else 0
+            self["outer"] += uses if flags & WEIGHT_GRAD and (two or not is_vector) else 0
 
     def ran(self, kind: str, uses: int, hidden: bool) -> None:
         """A product of its backward."""
-        if kind == "input_grad":
-            if hidden:
-                self.hidden_input_grad_run += uses
-            else:
-                self.input_grad_run += uses
-        elif hidden:
-            self.hidden_weight_grad_run += uses
-        else:
-            self.weight_grad_run += uses
+        self[f"hidden_{kind}_run" if hidden else f"{kind}_run"] += uses
 
 
 @dataclass(slots=True)
@@ -205,7 +185,7 @@ def _add_rest(sums: _Sums, flops: int, is_attention: bool) -> None:
 
 
 def _parameters(journal: Journal, accounts: dict[int, _Uses]) -> dict[str, ParameterEvidence]:
-    shown = read_as(journal, {number for number, account in accounts.items() if account.uses})
+    shown = read_as(journal, {number for number, account in accounts.items() if account["uses"]})
     found = {}
     for row in journal.parameter_rows:
         account = accounts.get(row.parameter) or _Uses()
@@ -219,7 +199,7 @@ def _parameters(journal: Journal, accounts: dict[int, _Uses]) -> dict[str, Param
             row.trainable,
             how,
             op,
-            **{name: getattr(account, name) for name in _Uses.__slots__},
+            **account,
         )
     return found
 
