@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torchledger.allocator.workspaces import count_workspace_bytes
 from torchledger.journal.entries import DeviceReading
 
 Statistics = Callable[[str], Mapping[str, int] | None]
@@ -22,22 +23,10 @@ def cuda_statistics(device: str) -> Mapping[str, int] | None:
 
 
 def cublas_workspace_bytes(device: str) -> int:
-    """What cuBLAS takes from the allocator for each handle and stream, in bytes.
-
-    ``CUBLAS_WORKSPACE_CONFIG`` (``:KiB:count``, summed) decides; else 32 MiB on compute capability 9, 10 and 12, and
-    8,519,680 elsewhere (`CUDAContextLight`, `cublasCommonArgs` of torch 2.13; read, not measured here).
-    """
-    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":")
-    if config:
-        try:
-            numbers = [int(part) for part in config.split(":")]
-            return sum(1024 * size * n for size, n in zip(numbers[::2], numbers[1::2], strict=True))
-        except ValueError:
-            return 0
-    if not device.startswith("cuda") or not torch.cuda.is_available():
-        return 0
-    major = torch.cuda.get_device_capability(device)[0]
-    return 33_554_432 if major in (9, 10, 12) else 8_519_680
+    """What cuBLAS takes from the allocator of a device, for each handle and stream, in bytes."""
+    on_cuda = device.startswith("cuda") and torch.cuda.is_available()
+    major = torch.cuda.get_device_capability(device)[0] if on_cuda else None
+    return count_workspace_bytes(major, os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ import torch.cuda
 import torch.utils.checkpoint
 
 from torchledger.allocator.statistics import AllocatorStats
+from torchledger.allocator.workspaces import count_workspace_bytes
 from torchledger.errors import SimulationError
 from torchledger.simulation import generators, streams
 from torchledger.simulation.contracts import Device, Mode
@@ -26,22 +27,12 @@ from torchledger.simulation.printing import TYPE_NAMES
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """What cuBLAS takes from the allocator for each handle and stream, in bytes.
-
-    ``CUBLAS_WORKSPACE_CONFIG`` (``:KiB:count``, summed) decides; else 32 MiB on compute capability 9, 10 and 12, and
-    8,519,680 elsewhere (`CUDAContextLight` and `cublasCommonArgs` of torch 2.13).
+    """What cuBLAS takes from the simulated allocator, for each handle and stream, in bytes.
 
     >>> cublas_workspace_bytes((9, 0)), cublas_workspace_bytes((8, 0))
     (33554432, 8519680)
     """
-    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":")
-    if config:
-        try:
-            numbers = [int(part) for part in config.split(":")]
-            return sum(1024 * size * n for size, n in zip(numbers[::2], numbers[1::2], strict=True))
-        except ValueError:
-            return 0
-    return 33_554_432 if capability[0] in (9, 10, 12) else 8_519_680
+    return count_workspace_bytes(capability[0], os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
 
 
 @dataclass(frozen=True, slots=True)
