@@ -7,7 +7,7 @@ R = 2·uses, and each of the two gradients as much again, where it ran.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torchledger.analytic.transformer import TransformerSpec
 from torchledger.errors import UsageError
@@ -119,7 +119,7 @@ def choose_tokens(step: StepReport, tokens: int | None) -> tuple[int, str]:
     )
 
 
-def _expert_pattern(experts: str | None) -> re.Pattern[str].search:  # type: ignore[valid-type]
+def _expert_pattern(experts: str | None) -> Callable[[str], re.Match[str] | None]:
     try:
         return re.compile(EXPERTS if experts is None else experts).search
     except (re.error, TypeError) as error:
