@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from torchledger.cli.scripts import Target
 from torchledger.errors import UsageError
-from torchledger.render.fitting import BatchTrial, batch_table
+from torchledger.read.fitting import BatchTrial
+from torchledger.render.fitting import batch_table
 from torchledger.render.text import page_width, render_sections
 
 _RANGE = re.compile(r"(?P<name>[^=\s]+)=(?P<low>[0-9]{1,12}):(?P<high>[0-9]{1,12})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchledger.allocator.replaying import Replayed, replay_trace
 from torchledger.journal.statements import RunStatement
@@ -50,6 +51,14 @@ class Fit:
     def spare_bytes(self) -> int:
         """What is left of the device at the peak."""
         return self.capacity_bytes - self.reserved_bytes
+
+
+class BatchTrial(NamedTuple):
+    """One value of a script's argument: whether the run fits, and what it reserved (None: not known)."""
+
+    value: int
+    fits: bool
+    reserved_bytes: int | None
 
 
 def judge_fit(

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from torchledger.read.fitting import Fit
+from torchledger.read.fitting import BatchTrial, Fit
 from torchledger.render.names import clean, module_label
 from torchledger.render.tables import Column, Facts, Section, Table
 from torchledger.units import format_bytes, format_share
-
-
-class BatchTrial(NamedTuple):
-    """One value of a script's argument: whether the run fits, and what it reserved (None: not known)."""
-
-    value: int
-    fits: bool
-    reserved_bytes: int | None
 
 
 def fit_sections(fit: Fit, accelerator: str) -> tuple[Section, ...]:
