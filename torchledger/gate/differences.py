@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchledger.gate.pairing import Entry, pair_entries, sizes
-from torchledger.journal.checks import parent_of
+from torchledger.journal.checks import parents_of
 from torchledger.journal.statements import CATEGORIES, PHASES, FlopStatement, MemorySnapshot, StepReport
 from torchledger.units import format_apart, format_count, format_flops
 
@@ -248,9 +248,8 @@ def _diff_modules(base: FlopStatement, head: FlopStatement) -> tuple[CountDiffer
 def _own_phases(flops: FlopStatement) -> dict[str, dict[str, int]]:
     """Each module's FLOPs by phase, without its children's."""
     own = {module: {p: getattr(split, p) for p in PHASES} for module, split in flops.by_module.items()}
-    for module, split in flops.by_module.items():
-        parent = parent_of(module, flops.by_module)
+    for module, parent in parents_of(flops.by_module).items():
         if parent is not None:
             for phase in PHASES:
-                own[parent][phase] -= getattr(split, phase)
+                own[parent][phase] -= getattr(flops.by_module[module], phase)
     return own
