@@ -26,12 +26,13 @@ from torchledger.gate.baselines import (
     baseline_path,
     find_broken,
     judge_sample,
+    outcome_of,
     read_baselines,
     take_sample,
-    worst_outcome,
 )
-from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget, parse_limits, parse_share
+from torchledger.gate.budgets import Budget, find_doubts, judge_budget, parse_limits, parse_share
 from torchledger.gate.config import TABLE, Settings, is_ci
+from torchledger.gate.judging import Verdict
 from torchledger.gate.marks import Mark, MarkReader, merge_marks
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.quantities import measure_quantities
@@ -99,19 +100,20 @@ class BaselineChecker:
         check = Check(
             Path(os.path.relpath(path, self._item.config.rootpath)).as_posix(),
             entry,
-            worst_outcome(verdicts),
-            sample.group,
+            outcome_of(verdicts),
+            sample.machine.group,
         )
         self.checks.append(check)
         self.reports.append(report)
         if broken:
-            base = decode_rows((groups or {}).get(sample.group, {}).get(ROWS, {}))
+            base = decode_rows((groups or {}).get(sample.machine.group, {}).get(ROWS, {}))
             accept = f"To accept the new numbers, run this and commit {check.file}:\n  {self._command()}"
             text = render_broken(report, broken, base=base, head=trim_rows(sample.peak), accept=accept)
             raise BaselineMismatch(text, broken)
         check.new = {verdict.key: verdict.measured for verdict in broken_only(verdicts)}
-        if any(sample.group_of(key) == sample.group for key in check.new):
-            check.rows = encode_rows(sample.peak)
+        here = [key for key in check.new if sample.group_of(key, groups or {}) == sample.machine.group]
+        if here:
+            check.here, check.rows = ",".join(here), encode_rows(sample.peak)
         return verdicts
 
     def _share(self, tolerance: str | None) -> Fraction | None:

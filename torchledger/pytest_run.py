@@ -15,6 +15,7 @@ import pytest
 
 from torchledger.errors import TorchledgerError
 from torchledger.gate.config import Settings
+from torchledger.units import format_number
 
 if TYPE_CHECKING:
     from torchledger.gate.baselines import BaselineFile
@@ -134,7 +135,7 @@ class Run:
         if self.spool is not None and self.settings.report is not None:
             try:
                 n_reports = self.spool.write(self.settings.report)
-                self._lines.append(f"{n_reports} reports written to {self.settings.report}")
+                self._lines.append(f"{format_number(n_reports, 'report')} written to {self.settings.report}")
             except TorchledgerError as error:
                 self._lines.append(f"ERROR {error}")
                 failed = True
@@ -177,7 +178,7 @@ class Run:
             tops = [Path(arg.partition("::")[0]) for arg in self.config.args]
             folders.update(find_folders(tops, skip=self.config.getini("norecursedirs")))
         orphans = tuple(Path(os.path.relpath(path, self.config.rootpath)).as_posix() for path in find_orphans(folders))
-        failed = [f"{session.testsfailed} tests failed"] if session.testsfailed else []
+        failed = [f"{format_number(session.testsfailed, 'test')} failed"] if session.testsfailed else []
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             failed.append("no test ran")
         elif exitstatus != pytest.ExitCode.OK and not failed:
@@ -188,7 +189,8 @@ class Run:
         """Why tests were left out of this run."""
         option = self.config.getoption
         if self._n_deselected:
-            yield f"{self._n_deselected} tests were deselected"
+            were = "was" if self._n_deselected == 1 else "were"
+            yield f"{format_number(self._n_deselected, 'test')} {were} deselected"
         for name in ("--lf", "--sw", "--ignore", "--ignore-glob", "--deselect"):
             if option(name.strip("-").replace("-", "_").replace("sw", "stepwise"), None):
                 yield f"{name} was given"

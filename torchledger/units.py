@@ -59,6 +59,16 @@ def format_count(n: int, *, signed: bool = False) -> str:
     return _sign(n, signed) + f"{abs(n):,}"
 
 
+def format_number(n: int, noun: str) -> str:
+    """``n`` of something in words: one is one, and all else are several.
+
+    >>> format_number(1, "step"), format_number(1200, "block"), format_number(0, "entry")
+    ('1 step', '1,200 blocks', '0 entries')
+    """
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{format_count(n)} {noun if n == 1 else several}"
+
+
 def format_share(part: int, whole: int) -> str:
     """``part`` of ``whole`` in percent with one decimal; empty where the whole is 0.
 

@@ -37,7 +37,7 @@ def on_gpu(**more: Any) -> Report:
 
 def entry_of(report: Report) -> dict[str, Any]:
     sample = take_sample(report)
-    moved = {key: (sample.group_of(key), found.value) for key, found in sample.values.items()}
+    moved = {key: (sample.group_of(key, {}), found.value) for key, found in sample.values.items()}
     return updated_entry(None, moved, encode_rows(sample.peak))
 
 

@@ -18,7 +18,7 @@ PATHS = st.lists(st.sampled_from(["", "a", "b", "a1", "(outside)"]), max_size=5)
 
 
 def nearest_above(module: str, modules: set[str]) -> str | None:
-    """By the definition: the longest other path that it begins with at a dot; the root is above all but what is outside."""
+    """By the definition: the longest other path that it begins with at a dot."""
     if module in ("", OUTSIDE_MODULE):
         return None
     above = [other for other in modules if other != module and (other == "" or module.startswith(f"{other}."))]

@@ -192,7 +192,7 @@ def test_odd_names_stay_on_their_line() -> None:
 
 
 def test_nothing_and_zero() -> None:
-    assert "none was recorded" in render_text(Report())
+    assert "no step was recorded" in render_text(Report())
     for step in (
         StepReport(0, 0, 0.0, make_flops({}), {}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement()}),

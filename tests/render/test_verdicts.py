@@ -6,7 +6,8 @@ import pytest
 
 from synthetic import MIB, gpt_report
 from torchledger.errors import BudgetExceeded
-from torchledger.gate.budgets import Budget, Verdict
+from torchledger.gate.budgets import Budget
+from torchledger.gate.judging import Verdict
 from torchledger.render.verdicts import render_broken, verdict_line
 from torchledger.report import Report
 

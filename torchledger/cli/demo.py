@@ -16,6 +16,7 @@ from torchledger.render.bridges import bridges_beside
 from torchledger.render.tables import Table
 from torchledger.render.text import page_width, render_sections
 from torchledger.report import Report
+from torchledger.units import format_number
 
 if TYPE_CHECKING:
     from torchledger.demo.training import Training
@@ -45,7 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
             trainings = train_both(Path(folder) / "topics.bin", arguments)
     plain = trainings["none"]
     print(f"A byte-level GPT of {plain.n_params:,} parameters, AdamW, {plain.precision} on {plain.device},")
-    print(f"{arguments.steps} steps of {plain.tokens:,} tokens, without and with {arguments.checkpoint} checkpointing.")
+    ran = f"{format_number(arguments.steps, 'step')} of {format_number(plain.tokens, 'token')}"
+    print(f"{ran}, without and with {arguments.checkpoint} checkpointing.")
     print()
     print(side_by_side({name: training.report for name, training in trainings.items()}, page_width()))
     print()

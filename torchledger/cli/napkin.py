@@ -16,7 +16,7 @@ from torchledger.errors import QuantityError, UsageError
 from torchledger.render.estimates import estimate_sections, rule_sections
 from torchledger.render.tables import Section
 from torchledger.render.text import page_width, render_sections
-from torchledger.units import format_count, parse_count
+from torchledger.units import format_number, parse_count
 
 T = TypeVar("T")
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)( ?%)?")
@@ -54,7 +54,9 @@ def execute(arguments: argparse.Namespace) -> int:
     sections: list[Section] = list(estimate_sections(estimates))
     if spec is not None and arguments.seq is not None:
         seq = read_count("--seq", arguments.seq)
-        title = f"{arguments.model}: forward and backward of one sequence of {format_count(seq)} tokens, by each rule"
+        title = (
+            f"{arguments.model}: forward and backward of one sequence of {format_number(seq, 'token')}, by each rule"
+        )
         sections += rule_sections(spec.published_flops(1, seq), title)
     print(render_sections(sections, page_width()))
     return 0

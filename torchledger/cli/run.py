@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchledger.cli.output import say
 from torchledger.cli.scripts import Target, check_target, run_target
 from torchledger.errors import ReportWriteError, UsageError
 from torchledger.journal.files import check_writable
@@ -52,10 +53,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
     ledger = Ledger(tokens_per_step=arguments.tokens_per_step, _auto_step=True)
     process = os.getpid()
-    code = run_target(target, ledger)
-    if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's
-        return code
-    return _deliver(ledger, path, code, quiet=rank not in (None, 0))
+
+    def deliver(code: int) -> int:
+        if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's
+            return code
+        return _deliver(ledger, path, code, quiet=rank not in (None, 0))
+
+    return run_target(target, ledger, deliver)
 
 
 def read_target(words: list[str], *, is_module: bool) -> Target:
@@ -110,20 +114,12 @@ def _deliver(ledger: Ledger, path: Path | None, code: int, *, quiet: bool) -> in
         except ReportWriteError as error:
             unwritten = error
         if not quiet:
-            _say(f"\n{report}")
+            say(f"\n{report}", to_stderr=True)
         if unwritten is not None:
-            _say(f"torchledger: error: {unwritten}")
+            say(f"torchledger: error: {unwritten}", to_stderr=True)
             return code or USAGE_ERROR
     except Exception:  # a fault of ours must not look like the program's
-        _say(f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}")
+        said = f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}"
+        say(said, to_stderr=True)
         return code or USAGE_ERROR
     return code
-
-
-def _say(text: str) -> None:
-    """Prints to standard error, or to what it was at the start if the program has closed it."""
-    for stream in (sys.stderr, sys.__stderr__):
-        if stream is not None and not stream.closed:
-            with contextlib.suppress(OSError, ValueError):
-                print(text, file=stream, flush=True)
-                return

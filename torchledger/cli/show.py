@@ -16,7 +16,7 @@ from torchledger.report import Report
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": str,
     "markdown": render_markdown,
-    "json": lambda report: dump_run(report, journal=bool(report.journals)).rstrip("\n"),
+    "json": lambda report: _inert_json(dump_run(report, journal=bool(report.journals)).rstrip("\n")),
 }
 
 
@@ -40,6 +40,11 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(FORMATS[arguments.format](report) + "\n")
     return 0
+
+
+def _inert_json(text: str) -> str:
+    """The same JSON without ``##[``, which a runner takes for a command wherever in a line it stands."""
+    return text.replace("##", "#\\u0023")
 
 
 def _reconciled(report: Report, style: str, tokens: int | None) -> str:

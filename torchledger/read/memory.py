@@ -10,6 +10,7 @@ from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySna
 from torchledger.read.categories import settle
 from torchledger.read.events import phase_spans, repaired_events
 from torchledger.read.snapshots import PEAK_ROWS, SnapshotReader, there_before
+from torchledger.units import format_number
 
 Dispatched = dict[str, tuple[int, int, int]]
 """Start, peak and end of the dispatched bytes of each device."""
@@ -248,7 +249,6 @@ def _copies(journal: Journal) -> dict[str, tuple[Copies, ...]]:
 
 def _notes(journal: Journal) -> tuple[str, ...]:
     if journal.compiled:
-        return (
-            f"{len(journal.compiled)} compiled regions ran: what they allocate inside themselves is not known here.",
-        )
+        regions = format_number(len(journal.compiled), "compiled region")
+        return (f"{regions} ran: what they allocate inside themselves is not known here.",)
     return ()

@@ -10,7 +10,8 @@ import html
 import re
 from collections.abc import Iterator
 
-from torchledger.gate.comparison import Comparison, Comparisons, QuantityVerdict, Verdict
+from torchledger.gate.comparison import Comparison, Comparisons
+from torchledger.gate.judging import Outcome, Verdict
 from torchledger.render.comparison import (
     comparison_sections,
     detailed_comparisons,
@@ -22,7 +23,7 @@ from torchledger.render.comparison import (
 from torchledger.render.comparison_words import causes, machines_label, mismatch_lines, quantity_line, told_apart
 from torchledger.render.markdown import escape, render_sections
 from torchledger.render.names import clean, shorten
-from torchledger.units import format_count
+from torchledger.units import format_count, format_number
 
 SUMMARY_LIMIT_BYTES = 1024 * 1000
 """A step's summary may have 1,024 kB; a larger one is refused whole."""
@@ -33,7 +34,6 @@ N_ANNOTATIONS = 9
 _N_ROWS = 50
 _LONGEST_NAME = 300
 _DELIMITER = re.compile(r"\| :?-+:? \|")
-_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def render_github(comparisons: Comparisons, names: tuple[str, str] = ("base", "head")) -> str:
@@ -50,7 +50,7 @@ def render_github(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     for comparison in detailed_comparisons(comparisons):
         if len(comparisons.found) > 1:
             body = [quantity_table(comparison), *difference_sections(comparison, n_rows=_N_ROWS)]
-            title = f"{comparison.verdict}: <code>{html.escape(clean(comparison.name))}</code>"
+            title = f"{comparison.outcome}: <code>{html.escape(clean(comparison.name))}</code>"
             lines += _details(title, render_sections(body))
         else:
             lines += ["", render_sections([quantity_table(comparison)])]
@@ -108,7 +108,7 @@ def _may_end(lines: list[str], n_lines: int) -> bool:
 
 def _cut_note(n_lines: int, *, is_open: bool) -> str:
     closing = "\n\n</details>" if is_open else ""
-    return f"{closing}\n\n**Cut off here: {format_count(n_lines)} more lines do not fit into a step's summary.**"
+    return f"{closing}\n\n**Cut off here: {format_number(n_lines, 'line')} more than a step's summary has room for.**"
 
 
 def annotation_lines(comparisons: Comparisons) -> list[str]:
@@ -118,14 +118,15 @@ def annotation_lines(comparisons: Comparisons) -> list[str]:
     ['::error title=torchledger%3A nothing to compare::base and head have no number in common']
     """
     errors, warnings, notices = [], [], []
-    if comparisons.verdict is Verdict.NO_MATCH:
-        errors.append(("nothing to compare", "base and head have no number in common"))
+    if comparisons.outcome == Outcome.NO_MATCH:
+        why = next((c.unrelated for c in comparisons.found if c.unrelated), "base and head have no number in common")
+        errors.append(("nothing to compare", why))
     for comparison in comparisons.found:
         for item in told_apart(comparison):
-            if item.verdict is Verdict.REGRESSION:
-                errors.append((f"{item.quantity.key} grew", _message(comparison, item)))
-            elif item.verdict is Verdict.WIN:
-                notices.append((f"{item.quantity.key} fell", _message(comparison, item)))
+            if item.outcome == Outcome.REGRESSION:
+                errors.append((f"{item.key} grew", _message(comparison, item)))
+            elif item.outcome == Outcome.WIN:
+                notices.append((f"{item.key} fell", _message(comparison, item)))
         prefix = _prefix(comparison)
         warnings += [("not compared", prefix + line) for line in mismatch_lines(comparison)]
         warnings += [("note", prefix + clean(note)) for note in comparison.notes if "fault" in note]
@@ -138,15 +139,6 @@ def annotation_lines(comparisons: Comparisons) -> list[str]:
     ]
 
 
-def guard_commands(page: str, token: str) -> str:
-    r"""The page with workflow commands switched off around it, if a line of it would be taken for one.
-
-    >>> guard_commands("a page", "t"), guard_commands("  ::error::no", "t")
-    ('a page', '::stop-commands::t\n  ::error::no\n::t::')
-    """
-    return f"::stop-commands::{token}\n{page}\n::{token}::" if _COMMAND.search(page) else page
-
-
 def _commands(kind: str, found: list[tuple[str, str]]) -> Iterator[str]:
     for title, message in found[:N_ANNOTATIONS]:
         yield f"::{kind} title={_escape_property(f'torchledger: {title}')}::{_escape_data(message)}"
@@ -154,7 +146,7 @@ def _commands(kind: str, found: list[tuple[str, str]]) -> Iterator[str]:
         yield f"::{kind} title=torchledger::and {format_count(len(found) - N_ANNOTATIONS)} more"
 
 
-def _message(comparison: Comparison, item: QuantityVerdict) -> str:
+def _message(comparison: Comparison, item: Verdict) -> str:
     """The number, where it was measured, and the largest thing that moved it."""
     text = f"{_prefix(comparison)}{quantity_line(item)} on {machines_label(*comparison.machines)}"
     cause = next(causes(comparison, item), "")

@@ -7,8 +7,8 @@ from typing import Literal, cast
 
 from tabulate import tabulate
 
-from torchledger.gate.budgets import Verdict
 from torchledger.gate.differences import diff_snapshots
+from torchledger.gate.judging import Verdict
 from torchledger.journal.statements import MemorySnapshot, RunStatement, StepReport
 from torchledger.render.names import clean, module_label, shape_label
 from torchledger.render.rows import count_rows, largest_rows
