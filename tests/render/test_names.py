@@ -14,6 +14,7 @@ from synthetic import MIB, gpt_memory, make_flops, make_report
 from torchledger.errors import BudgetExceeded
 from torchledger.gate.budgets import Budget
 from torchledger.gate.comparison import compare_reports
+from torchledger.journal.evidence import ParameterEvidence, StepEvidence
 from torchledger.journal.statements import Allocation, Copies, MemoryStatement, StepReport
 from torchledger.reconciliation import reconcile
 from torchledger.render.beside import side_by_side
@@ -25,9 +26,9 @@ from torchledger.render.text import render_sections, render_text
 from torchledger.report import Report
 
 
-def hostile_report(name: str, n: int = 2, *, module: bool = True, environment: bool = True) -> Report:
+def hostile_report(name: str, n: int = 2) -> Report:
     """A report in which a name stands wherever one can."""
-    flops = make_flops({"": {}, name if module else "a": {"forward": n, "backward": 2 * n}})
+    flops = make_flops({"": {}, name: {"forward": n, "backward": 2 * n}})
     flops = replace(
         flops,
         by_op={name: flops.total},
@@ -43,9 +44,12 @@ def hostile_report(name: str, n: int = 2, *, module: bool = True, environment: b
         memory, peak=peak, peak_by_phase={"forward": peak}, copies=(Copies("dtype", 8, 1, name),), notes=(name,)
     )
     devices = {"cpu": {"name": name}}
+    evidence = StepEvidence(
+        {name: ParameterEvidence(n, 2, 4 * n, name, "cpu", True, "product", name)}, tokens_from=name
+    )
     return make_report(
-        StepReport(0, 1, 0.1, flops, {"cpu": memory, f"x{name}": MemoryStatement(peak=memory.start)}),
-        environment={"torch": name, "note": name, name: name, "devices": devices} if environment else {},
+        StepReport(0, 1, 0.1, flops, {"cpu": memory, f"x{name}": MemoryStatement(peak=memory.start)}, evidence),
+        environment={"torch": name, "note": name, name: name, "devices": devices},
         faults=(name, f"word {name}", "word " * 20 + name),
     )
 

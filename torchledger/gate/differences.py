@@ -12,7 +12,7 @@ from typing import Literal
 from torchledger.gate.pairing import Entry, pair_entries, sizes
 from torchledger.journal.checks import parents_of
 from torchledger.journal.statements import CATEGORIES, PHASES, FlopStatement, MemorySnapshot, StepReport
-from torchledger.units import format_apart, format_count, format_flops
+from torchledger.units import format_against, format_count, format_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _words(one: Entry, other: Entry) -> str:
         now.append(f"{format_count(other.n_blocks)} block{'s' if other.n_blocks > 1 else ''}")
         was.append(format_count(one.n_blocks))
     elif not now:
-        less, more = format_apart(one.nbytes, other.nbytes)
+        less, more = format_against(one.nbytes, other.nbytes)
         now.append(more)
         was.append(less)
     if one.phases != other.phases:

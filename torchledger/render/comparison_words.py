@@ -9,7 +9,7 @@ from torchledger.gate.differences import Differences, EntryDifference
 from torchledger.gate.judging import Outcome, Verdict
 from torchledger.gate.machine import Machine
 from torchledger.render.names import clean, module_label, shorten
-from torchledger.units import format_apart, format_bytes, format_count, format_flops, format_number, format_share
+from torchledger.units import format_against, format_bytes, format_count, format_flops, format_number, format_share
 
 
 def headline(comparisons: Comparisons) -> str:
@@ -49,11 +49,11 @@ def entry_line(entry: EntryDifference) -> str:
 
 
 def causes(comparison: Comparison, item: Verdict) -> Iterator[str]:
-    """What moved a number the way that it went, the largest first, each in one line."""
+    """What moved a number the way that it went, the largest first, each in one line; what no row shows comes last."""
     differences, key = comparison.differences, item.key
     grew = item.change > 0
     if item.unit == "bytes":
-        for entry in differences.entries:
+        for entry in sorted(differences.entries, key=lambda entry: entry.kind == "rest"):
             if (entry.change > 0) == grew and key in (entry.category, "peak", *REPEAT_THE_PEAK):
                 yield entry_line(entry)
     elif item.unit == "flops":
@@ -169,7 +169,7 @@ def both(item: Verdict) -> tuple[str, str]:
     base, head = item.budget, None if item.outcome == Outcome.GONE else item.measured
     if base is None or head is None or item.unit == "count":
         return "-" if base is None else item.quantity.format(base), "-" if head is None else item.quantity.format(head)
-    return format_apart(base, head, item.quantity.unit)  # type: ignore[arg-type]
+    return format_against(base, head, item.quantity.unit)  # type: ignore[arg-type]
 
 
 def change(item: Verdict) -> str:

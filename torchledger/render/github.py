@@ -22,7 +22,7 @@ from torchledger.render.comparison import (
 )
 from torchledger.render.comparison_words import causes, machines_label, mismatch_lines, quantity_line, told_apart
 from torchledger.render.markdown import escape, render_sections
-from torchledger.render.names import clean, shorten
+from torchledger.render.names import clean, inert, shorten
 from torchledger.units import format_count, format_number
 
 SUMMARY_LIMIT_BYTES = 1024 * 1000
@@ -162,7 +162,7 @@ def _name(name: str) -> str:
 
 
 def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return inert(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:
