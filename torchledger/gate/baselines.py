@@ -99,6 +99,10 @@ def take_sample(run: RunStatement) -> Sample:
     return Sample(values, machine, run.peak)
 
 
+_LATER_ACCOUNTS = ("inference_flops", "communication", "unsharded_parameters")
+"""Baselines of before these were accounts lack them; where they are 0 nothing is new."""
+
+
 def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fraction | None) -> tuple[Verdict, ...]:
     """A verdict for each value: ``PASS``, ``REGRESSION``, ``WIN``; ``NEW`` or ``NO-MATCH`` where there is no number.
 
@@ -125,6 +129,8 @@ def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fractio
             continue
         # What is in the baseline and was not measured now has gone to 0.
         found = sample.values.get(key) or Measured(0, 0, machine.device)
+        if base is None and not found.value and key in _LATER_ACCOUNTS and group in groups:
+            base = 0
         usual = default_tolerance(quantity, exact=machine.is_exact)
         tolerance = usual if share is None else replace(usual, relative=share)
         missing = why if base is None and group != ANYWHERE else ""

@@ -21,7 +21,7 @@ from torchledger.render.comparison import (
     verdict_facts,
 )
 from torchledger.render.comparison_words import causes, machines_label, mismatch_lines, quantity_line, told_apart
-from torchledger.render.markdown import escape, render_sections
+from torchledger.render.markdown import escape, fact_lines, render_sections
 from torchledger.render.names import clean, inert, shorten
 from torchledger.units import format_count, format_number
 
@@ -43,8 +43,7 @@ def render_github(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     '### torchledger: NO-MATCH: nothing to compare'
     """
     facts = verdict_facts(comparisons, names)
-    lines = [f"### torchledger: {escape(facts.title)}", ""]
-    lines += [f"- {escape(key)}: {escape(value)}" for key, value in facts.lines]
+    lines = [f"### torchledger: {escape(facts.title)}", "", *fact_lines(facts)]
     if len(comparisons.found) > 1:
         lines += ["", render_sections([overview_table(comparisons.found, n_rows=_N_ROWS)])]
     for comparison in detailed_comparisons(comparisons):
@@ -103,7 +102,7 @@ def _may_end(lines: list[str], n_lines: int) -> bool:
     """Whether a page may end there: not in a table without rows, or below a title that nothing follows."""
     is_header = n_lines < len(lines) and _DELIMITER.match(lines[n_lines])
     last = lines[n_lines - 1]
-    return last.startswith(("| ", "- ", "### ")) and not _DELIMITER.match(last) and not is_header
+    return last.lstrip().startswith(("| ", "- ", "### ")) and not _DELIMITER.match(last) and not is_header
 
 
 def _cut_note(n_lines: int, *, is_open: bool) -> str:

@@ -58,9 +58,21 @@ def code_span(text: str) -> str:
     return f"{indent}{fence}{pad}{name}{pad}{fence}".replace("|", "\\|")
 
 
+def fact_lines(facts: Facts) -> list[str]:
+    """The lines of facts as a list; what has no key of its own stands below what it goes on from.
+
+    >>> fact_lines(Facts("", (("grew most", "a"), ("", "b"), ("note", "c"))))
+    ['- grew most: a', '  - b', '- note: c']
+    """
+    lines: list[str] = []
+    for key, value in facts.lines:
+        words = f"{escape(key)}: {escape(value)}" if key else escape(value)
+        lines.append(f"- {words}" if key or not lines else f"  - {words}")
+    return lines
+
+
 def _facts(facts: Facts) -> str:
-    title = f"#### {escape(facts.title)}"
-    return "\n".join([title, "", *(f"- {escape(key)}: {escape(value)}" for key, value in facts.lines)])
+    return "\n".join([f"#### {escape(facts.title)}", "", *fact_lines(facts)])
 
 
 def _table(table: Table) -> str:
