@@ -36,6 +36,7 @@ from torchledger.gate.judging import Verdict
 from torchledger.gate.marks import Mark, MarkReader, merge_marks
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.quantities import measure_quantities
+from torchledger.gate.results import encode_budget
 from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
 from torchledger.ledger import Ledger
 from torchledger.pytest_items import nearest_marks, param_id, place_flags, test_name
@@ -219,11 +220,14 @@ class Watch:
     def results(self) -> tuple[list[Report], list[Property]]:
         """All that the test measured, and as properties of its item."""
         _, checker = self._find_fixtures()
-        reports = [report for report in self.reports() if report.n_steps]
-        reports += [report for report in (checker.reports if checker else ()) if report not in reports]
+        held = [report for report in self.reports() if report.n_steps]
+        reports = held + [report for report in (checker.reports if checker else ()) if report not in held]
         properties = [
             pair for number, report in enumerate(reports, start=1) for pair in encode_run_properties(report, number)
         ]
+        limits = {} if self.budget is None else self.budget.limits
+        for number in range(1, len(held) + 1):
+            properties += encode_budget(limits, number)
         for number, check in enumerate(checker.checks if checker else (), start=1):
             properties += encode_check(check, number)
         if checker is not None:

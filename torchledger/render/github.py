@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from torchledger.gate.comparison import Comparison, Comparisons
 from torchledger.gate.judging import Outcome, Verdict
@@ -90,7 +91,8 @@ def cut_page(page: str, limit_bytes: int) -> str:
         if room < 0:
             break
         kept += 1
-    while kept and not _may_end(lines, kept):
+    fences = list(accumulate((line.startswith("```") for line in lines), initial=0))
+    while kept and not (fences[kept] % 2 == 0 and _may_end(lines, kept)):
         kept -= 1
     is_open = lines[:kept].count("<details>") > lines[:kept].count("</details>")
     note = _cut_note(len(lines) - kept, is_open=is_open)
@@ -132,17 +134,28 @@ def annotation_lines(comparisons: Comparisons) -> list[str]:
     for names, where in ((comparisons.only_base, "base"), (comparisons.only_head, "head")):
         notices += [(f"only in {where}", _name(name)) for name in names]
     return [
-        *_commands("error", errors),
-        *_commands("warning", warnings),
-        *_commands("notice", notices),
+        *_titled("error", errors),
+        *_titled("warning", warnings),
+        *_titled("notice", notices),
     ]
 
 
-def _commands(kind: str, found: list[tuple[str, str]]) -> Iterator[str]:
-    for title, message in found[:N_ANNOTATIONS]:
-        yield f"::{kind} title={_escape_property(f'torchledger: {title}')}::{_escape_data(message)}"
-    if len(found) > N_ANNOTATIONS:
-        yield f"::{kind} title=torchledger::and {format_count(len(found) - N_ANNOTATIONS)} more"
+def command_lines(kind: str, found: Iterable[tuple[Mapping[str, str], str]]) -> Iterator[str]:
+    """Workflow commands of a kind from their properties and messages, no more of them than GitHub shows.
+
+    >>> list(command_lines("error", [({"file": "a,b.py", "line": "3"}, "50 % more")]))
+    ['::error file=a%2Cb.py,line=3::50 %25 more']
+    """
+    commands = list(found)
+    for properties, message in commands[:N_ANNOTATIONS]:
+        given = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
+        yield f"::{kind} {given}::{_escape_data(message)}"
+    if len(commands) > N_ANNOTATIONS:
+        yield f"::{kind} title=torchledger::and {format_count(len(commands) - N_ANNOTATIONS)} more"
+
+
+def _titled(kind: str, found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return command_lines(kind, (({"title": f"torchledger: {title}"}, message) for title, message in found))
 
 
 def _message(comparison: Comparison, item: Verdict) -> str:
