@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchledger.cli.options import read_count
 from torchledger.errors import UsageError
 from torchledger.reconciliation import reconcile
 from torchledger.render.beside import side_by_side
@@ -27,7 +28,7 @@ KINDS = ("non-reentrant", "reentrant")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add = parser.add_argument
-    add("--steps", type=int, default=4, metavar="N", help="optimizer steps of each run; the default is 4")
+    add("--steps", default="4", metavar="N", help="optimizer steps of each run; the default is 4")
     add("--device", help="cpu, cuda or cuda:N; the default is a GPU where there is one")
     add("--checkpoint", choices=KINDS, default=KINDS[0], help=f"the kind of checkpointing; the default is {KINDS[0]}")
     add("--bf16", action="store_true", help="bfloat16 autocast on the CPU too; a GPU that knows bfloat16 always has it")
@@ -37,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Trains twice and prints both ledgers."""
-    if arguments.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {arguments.steps}.")
+    arguments.steps = read_count("--steps", arguments.steps)
     if arguments.data:
         trainings = train_both(arguments.data, arguments)
     else:

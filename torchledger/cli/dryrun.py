@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torchledger.accelerators import find_accelerator
 from torchledger.allocator.caching import CachingAllocator
 from torchledger.cli.batches import BatchRange, parse_batch, search_batch
+from torchledger.cli.options import read_count
 from torchledger.cli.output import say
 from torchledger.cli.run import USAGE_ERROR, read_target
 from torchledger.cli.scripts import check_target, run_target
@@ -40,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--capacity", metavar="SIZE", help="what the allocator may take, as in 80GB; by default what the driver reports"
     )
     add("--alloc-conf", metavar="CONF", default="", help="settings as in PYTORCH_CUDA_ALLOC_CONF")
-    add("--steps", metavar="N", type=int, default=2, help="end the program after so many training steps; default 2")
+    add("--steps", metavar="N", default="2", help="end the program after so many training steps; default 2")
     add(
         "--batch",
         metavar="NAME=LO:HI",
@@ -56,8 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Runs the program on a simulated device, prints its report and the verdict; 1 where the device is too small."""
     target = read_target(arguments.program, is_module=arguments.is_module)
     check_target(target)
-    if arguments.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {arguments.steps}.")
+    arguments.steps = read_count("--steps", arguments.steps)
     find_accelerator(arguments.accelerator)
     capacity = None if arguments.capacity is None else parse_bytes(arguments.capacity)
     CachingAllocator(arguments.alloc_conf, capacity_bytes=capacity)  # refuses what it cannot read

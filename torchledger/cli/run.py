@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchledger.cli.options import read_count
 from torchledger.cli.output import say
 from torchledger.cli.scripts import Target, check_target, run_target
 from torchledger.errors import ReportWriteError, UsageError
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also write the report as JSON; under torchrun {rank} in PATH becomes the rank, which is added otherwise",
     )
     parser.add_argument(
-        "--tokens-per-step", metavar="N", type=int, default=None, help="tokens that a step trains on, for FLOPs a token"
+        "--tokens-per-step", metavar="N", help="tokens that a step trains on, as in 4096 or 4k, for FLOPs a token"
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument(
@@ -45,13 +46,15 @@ def execute(arguments: argparse.Namespace) -> int:
     """Runs the program, prints the report to stderr, and returns the program's own exit code."""
     target = read_target(arguments.program, is_module=arguments.is_module)
     check_target(target)
+    given = arguments.tokens_per_step
+    tokens = None if given is None else read_count("--tokens-per-step", given)
     rank = read_rank(os.environ)
     path = None if arguments.json is None else rank_path(arguments.json, rank).absolute()
     if path is not None:
         check_writable(path)  # before the program has run for hours
     from torchledger.ledger import Ledger  # brings torch, which no refusal above needs
 
-    ledger = Ledger(tokens_per_step=arguments.tokens_per_step, _auto_step=True)
+    ledger = Ledger(tokens_per_step=tokens, _auto_step=True)
     process = os.getpid()
 
     def deliver(code: int) -> int:
