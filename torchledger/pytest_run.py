@@ -16,7 +16,6 @@ import pytest
 
 from torchledger.errors import TorchledgerError
 from torchledger.gate.config import Settings
-from torchledger.units import format_number
 
 if TYPE_CHECKING:
     from torchledger.gate.baselines import BaselineFile
@@ -158,7 +157,7 @@ class Run:
         if self.spool is not None and self.settings.report is not None:
             try:
                 n_reports = self.spool.write(self.settings.report)
-                self._lines.append(f"{format_number(n_reports, 'report')} written to {self.settings.report}")
+                self._lines.append(f"{n_reports} report{'s' * (n_reports != 1)} written to {self.settings.report}")
             except TorchledgerError as error:
                 self._lines.append(f"ERROR {error}")
                 failed = True
@@ -235,7 +234,7 @@ class Run:
             tops = [Path(arg.partition("::")[0]) for arg in self.config.args]
             folders.update(find_folders(tops, skip=self.config.getini("norecursedirs")))
         orphans = tuple(Path(os.path.relpath(path, self.config.rootpath)).as_posix() for path in find_orphans(folders))
-        failed = [f"{format_number(session.testsfailed, 'test')} failed"] if session.testsfailed else []
+        failed = [f"{session.testsfailed} test{'s' * (session.testsfailed != 1)} failed"] if session.testsfailed else []
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             failed.append("no test ran")
         elif exitstatus != pytest.ExitCode.OK and not failed:
@@ -246,8 +245,7 @@ class Run:
         """Why tests were left out of this run."""
         option = self.config.getoption
         if self._n_deselected:
-            were = "was" if self._n_deselected == 1 else "were"
-            yield f"{format_number(self._n_deselected, 'test')} {were} deselected"
+            yield f"{self._n_deselected} {'test was' if self._n_deselected == 1 else 'tests were'} deselected"
         for name in ("--lf", "--sw", "--ignore", "--ignore-glob", "--deselect"):
             if option(name.strip("-").replace("-", "_").replace("sw", "stepwise"), None):
                 yield f"{name} was given"

@@ -107,7 +107,7 @@ def test_doubts() -> None:
     many = gpt_report(n_steps=2)
     many = make_report(*many.steps, n_steps=900)
     assert list(find_doubts(many, {"flops": 1})) == [
-        "2 of 900 steps were kept (the last, and that of the peak): raise keep="
+        "of 900 steps 2 were kept (the last, and that of the peak): raise keep="
     ]
 
 

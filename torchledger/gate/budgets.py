@@ -170,5 +170,4 @@ def find_doubts(run: RunStatement, keys: Mapping[str, int]) -> Iterator[str]:
         notes = (note for step in run.steps for memory in step.memory.values() for note in memory.notes)
         yield from dict.fromkeys(notes)
     if len(run.steps) < run.n_steps:
-        kept = f"{len(run.steps):,} of {format_number(run.n_steps, 'step')}"
-        yield f"{kept} were kept (the last, and that of the peak): raise keep="
+        yield f"of {run.n_steps:,} steps {len(run.steps):,} were kept (the last, and that of the peak): raise keep="

@@ -169,8 +169,10 @@ def _notes(base: RunStatement, head: RunStatement, before: Machine, after: Machi
             notes.append(f"{counts}; each number is the highest of any step")
         tokens = [run.peak_step.tokens if run.peak_step else None for run in (base, head)]
         if tokens[0] != tokens[1]:
-            words = ["an unknown number of" if n is None else format_count(n) for n in tokens]
-            notes.append(f"{words[0]} against {words[1]} tokens in the step of the highest peak")
+            where = "tokens in the step of the highest peak"
+            words = ["an unknown number" if n is None else format_count(n) for n in tokens]
+            both = f"{words[0]} against {words[1]}"
+            notes.append(f"{where}: {both}" if None in tokens else f"{both} {where}")
         if before.torch != after.torch:
             notes.append(f"torch {before.torch or '(unknown)'} against {after.torch or '(unknown)'}")
     return notes

@@ -198,8 +198,8 @@ def _owner(entry: str, tests: Mapping[str, str]) -> str | None:
     """The test that an entry belongs to: ``test_a#2`` and ``test_a#name`` to ``test_a``."""
     if entry in tests:
         return entry
-    cuts = [i for i, character in enumerate(entry) if character == "#"]
-    return next((entry[:cut] for cut in reversed(cuts) if entry[:cut] in tests), None)
+    lengths = sorted({len(test) for test in tests if len(test) < len(entry)}, reverse=True)
+    return next((entry[:n] for n in lengths if entry[n] == "#" and entry[:n] in tests), None)
 
 
 def _kind(group: str) -> str:
