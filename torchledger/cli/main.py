@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from torchledger._version import __version__
@@ -65,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _top_parser() -> argparse.ArgumentParser:
     width = max(len(row.name) for row in COMMANDS)
-    listing = "\n".join(f"  {row.name.ljust(width)}  {row.summary}" for row in COMMANDS)
+    room = max(shutil.get_terminal_size().columns - 2, 40)
+    listing = "\n".join(
+        textwrap.fill(
+            row.summary, room, initial_indent=f"  {row.name.ljust(width)}  ", subsequent_indent=" " * (width + 4)
+        )
+        for row in COMMANDS
+    )
     parser = argparse.ArgumentParser(
         prog="torchledger",
         usage="torchledger [--version] COMMAND ...",

@@ -41,7 +41,8 @@ def _sections(run: RunStatement) -> Iterator[Section]:
         yield Facts("FAULTS inside torchledger: the numbers below may be wrong. Please report them.", lines, loud=True)
     step = step_shown(run)
     if step is None or not _has_numbers(run):
-        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)),))
+        unseen = (("not seen", clean(spot)) for spot in run.blind_spots)
+        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)), *unseen))
         return
     yield Facts("torchledger", tuple(_summary(run, step)))
     yield from _flop_sections(run, step)
@@ -55,10 +56,11 @@ def _sections(run: RunStatement) -> Iterator[Section]:
 
 def _has_numbers(run: RunStatement) -> bool:
     """Whether any step has a byte, a FLOP or a call in it."""
-    flops = [run.flops, *(step.flops for step in run.steps)]
+    steps = run.steps if run.remainder is None else (*run.steps, run.remainder)
+    flops = [run.flops, *(step.flops for step in steps)]
     return any(f.total or f.uncounted or f.int_ops or f.compiled_regions for f in flops) or any(
         memory.peak.total_bytes or memory.reserved_peak_bytes or memory.external_bytes or memory.copies
-        for step in run.steps
+        for step in steps
         for memory in step.memory.values()
     )
 
