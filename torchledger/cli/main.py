@@ -68,12 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _top_parser() -> argparse.ArgumentParser:
     width = max(len(row.name) for row in COMMANDS)
     room = max(shutil.get_terminal_size().columns - 2, 40)
-    listing = "\n".join(
-        textwrap.fill(
-            row.summary, room, initial_indent=f"  {row.name.ljust(width)}  ", subsequent_indent=" " * (width + 4)
-        )
-        for row in COMMANDS
-    )
+    wrapper = textwrap.TextWrapper(room, subsequent_indent=" " * (width + 4))
+    listing = "\n".join(wrapper.fill(f"  {row.name.ljust(width)}  {row.summary}") for row in COMMANDS)
     parser = argparse.ArgumentParser(
         prog="torchledger",
         usage="torchledger [--version] COMMAND ...",

@@ -115,7 +115,7 @@ def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fractio
     >>> machine = Machine("cpu", "", "2.13.0", simulated=False)
     >>> sample = Sample({"peak": Measured(8, 0, "cpu")}, machine, MemorySnapshot())
     >>> [verdict.outcome for verdict in judge_sample(None, sample, None)]
-    [<Outcome.NEW: 'NEW'>]
+    ['NEW']
     """
     groups = entry or {}
     machine = sample.machine

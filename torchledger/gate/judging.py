@@ -84,9 +84,9 @@ def judge(
         why: the two do not compare, for this reason.
 
     >>> judge("peak", Measured(12, 0, "cpu"), 10).outcome
-    <Outcome.REGRESSION: 'REGRESSION'>
+    'REGRESSION'
     >>> judge("peak", Measured(9, 0, "cpu"), 10, is_limit=True).outcome
-    <Outcome.PASS: 'PASS'>
+    'PASS'
     """
     found = measured or Measured(0, 0, device)
     room = 0 if against is None else tolerance.room(against)
@@ -101,7 +101,7 @@ def judge(
     else:
         outcome = Outcome.WIN if found.value < against - room and not is_limit else Outcome.PASS
     allowed = None if against is None else against + room
-    return Verdict(key, found.value, against, allowed, outcome, found.step_index, found.device, tolerance, why)
+    return Verdict(key, found.value, against, allowed, str(outcome), found.step_index, found.device, tolerance, why)
 
 
 def worst_outcome(outcomes: Iterable[str]) -> Outcome:
