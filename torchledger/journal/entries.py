@@ -157,12 +157,17 @@ class Batch(NamedTuple):
 class Mark(NamedTuple):
     """Something that happened before event number ``position`` of the step.
 
-    ``kind`` is ``phase`` (``value`` begins) or ``backward`` (an engine run begins).
+    ``kind`` is ``phase`` (``value`` begins), ``backward`` (an engine run begins) or `FORMULA` (``value``, the class of
+    an autograd node, begins; "": it has ended).
     """
 
     position: int
     kind: str
     value: str = ""
+
+
+FORMULA = "formula"
+"""The kind of the marks around formulas of autograd that a dispatch mode sends another way: see `read.formulas`."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torchledger.journal.entries import EXTERNAL, DeviceReading, Journal
 from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement, StepReport
 from torchledger.read.categories import settle
-from torchledger.read.events import phase_spans, repaired_events
+from torchledger.read.events import phase_spans, repaired
 from torchledger.read.snapshots import PEAK_ROWS, SnapshotReader, there_before
 
 Dispatched = dict[str, tuple[int, int, int]]
@@ -46,7 +46,7 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
     Args:
         journal: The step.
         settled: The category of each block, from `settle`.
-        events: The events as `repaired_events` gives them.
+        events: The events as `repaired` gives them.
     """
     runs = _run(journal, settled, events)
     copies = _copies(journal)
@@ -82,7 +82,8 @@ def with_peak_rows(step: StepReport, journal: Journal) -> StepReport:
 
     Reading a journal once more takes as long as the first time: this is for the one step that a report is about.
     """
-    events = repaired_events(journal)
+    journal = repaired(journal)
+    events = journal.events
     settled = settle(journal, events)
     reader = SnapshotReader(journal, settled, events)
     memory = dict(step.memory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
+from torchledger.read.formulas import DATA_DEPENDENT
+from torchledger.record.deciding import Deciding
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
@@ -40,7 +43,8 @@ from torchledger.record.sums import Sums
 
 _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
-_ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
+_ADDING, _SCATTERING = int(Kind.ADDING), int(Kind.SCATTERING)
+_COMPOSITE, _HIGHER_ORDER = int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
 _COMPOSITE_KEY = internals.composite_implicit_key
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
@@ -65,6 +69,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
+        self.deciding = Deciding(self.books)
         self.compiled_regions: set[tuple[str, int]] = set()
 
     @classmethod
@@ -223,8 +228,8 @@ class Recorder(Locating, TorchDispatchMode):
                 self.note_external(out, first_new, entry.name)
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
-            elif kind == _ADDING and len(books.blocks) > first_new:
-                self.sums.note(args, out, node, self.node_first_block, sys._getframe(1))
+            elif kind >= _ADDING and len(books.blocks) > first_new and kind < _COMPOSITE:
+                self.note_written(kind, args, out, node, sys._getframe(1))
         except UncountedOpError:
             raise
         except Exception as error:
@@ -251,6 +256,17 @@ class Recorder(Locating, TorchDispatchMode):
         return out
 
     # Less often
+
+    def note_written(self, kind: int, args: Any, out: Any, node: Any, caller: FrameType | None) -> None:
+        """An op that made something only because a mode is on, or that tells which way a formula goes."""
+        if kind == _ADDING:
+            self.sums.note(args, out, node, self.node_first_block, caller)
+        elif node is None:
+            return
+        elif kind == _SCATTERING:
+            self.sums.note_scattered(args[0], out, node, self.node_first_block, caller)
+        elif type(node).__name__ in DATA_DEPENDENT:
+            self.deciding.note(node, self.node_first_block, args, out)
 
     def learn(self, func: Any) -> Entry:
         """Work out an operator's entry at its first call."""
