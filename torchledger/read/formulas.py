@@ -18,19 +18,19 @@ from torchledger.journal.entries import FORMULA, Journal, Row
 class Path(NamedTuple):
     """A formula's blocks under a mode, in order, by the ops that make them, and which of them it has without one.
 
-    ``kept`` are positions in ``ops``; the others are not there without a mode. The block at ``result`` then comes where
-    that at ``instead_of`` does, which goes for it; those at ``lasting`` go right after the last of ``ops`` has come.
+    ``kept`` are positions in ``ops``; the others are not there without a mode. Those at ``lasting`` go right after the
+    last of ``ops`` has come. The block at ``result``, if that is one, comes where the dropped one at ``at`` does.
     """
 
     ops: tuple[str, ...]
     kept: tuple[int, ...]
-    result: int = -1
-    instead_of: int = -1
     lasting: tuple[int, ...] = ()
+    result: int = -1
+    at: int = -1
 
 
-def _path(ops: str, kept: tuple[int, ...], result: int = -1, instead_of: int = -1, lasting: tuple[int, ...] = ()) -> Path:
-    return Path(tuple(f"aten.{op}" for op in ops.split()), kept, result, instead_of, lasting)
+def _path(ops: str, kept: tuple[int, ...], lasting: tuple[int, ...] = (), result: int = -1, at: int = -1) -> Path:
+    return Path(tuple(f"aten.{op}" for op in ops.split()), kept, lasting, result, at)
 
 
 _CUMPROD = _path(
@@ -39,7 +39,7 @@ _CUMPROD = _path(
     " bitwise_not masked_fill cumprod ne masked_fill sub gather eq mul sum mul where",
     kept=(0, 1, 7, 8, 9, 28),
     result=28,
-    instead_of=10,
+    at=10,
 )
 _PRODUCT = "ones cat cumprod flip cat cumprod"
 _ALONG = f"{_PRODUCT} eq sum flip mul mul"
@@ -152,10 +152,10 @@ def _on_path(events: list[int], born: list[int], path: Path) -> list[int]:
     lasting = [born[i] for i in path.lasting]
     if not {~number for number in (*dropped, *lasting)} <= set(events):
         return events  # something holds what the other path would never have made
-    result = born[path.result] if path.instead_of >= 0 else None
+    result = born[path.result] if path.at >= 0 else None
     found: list[int] = []
     for event in events:
-        if result is not None and event == born[path.instead_of]:
+        if result is not None and event == born[path.at]:
             found.append(result)
         elif event != result and (event if event >= 0 else ~event) not in dropped and ~event not in lasting:
             found.append(event)

@@ -19,10 +19,10 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
-from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record.deciding import Deciding
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.leaving import leave_mode, restore_flags
@@ -38,6 +38,7 @@ from torchledger.record.places import (
     in_function_forward,
 )
 from torchledger.record.products import post_product
+from torchledger.record.sharing import Sharing
 from torchledger.record.storages import Ref
 from torchledger.record.sums import Sums
 
@@ -70,6 +71,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.deciding = Deciding(self.books)
+        self.sharing = Sharing(self.books, self.fault)
         self.compiled_regions: set[tuple[str, int]] = set()
 
     @classmethod
@@ -234,6 +236,8 @@ class Recorder(Locating, TorchDispatchMode):
             raise
         except Exception as error:
             self.enter_odd_results(out, phase, module, entry.name, error)
+            if kind == _COPYING and type(node) is _AccumulateGrad:
+                self.sharing.watch(args[0], out)
         return out
 
     def quick(self, entry: Entry, args: Any, kwargs: Any) -> Any:
@@ -245,10 +249,9 @@ class Recorder(Locating, TorchDispatchMode):
             self.meet_written(args)
             if not runs and len(args) > 1 and isinstance(args[1], _Tensor) and self.place.stack:
                 self.note_added(args[1], entry, args)
-            out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             if runs and type(_current_node()) is _AccumulateGrad:
-                self.enter_gradient(args[0], None)
-            return out
+                return self.accumulate(entry, args, kwargs or {})
+            return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
             made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
@@ -256,6 +259,19 @@ class Recorder(Locating, TorchDispatchMode):
         return out
 
     # Less often
+
+    def accumulate(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Autograd adds to a gradient; a sparse one then has other storages."""
+        if args[0].layout is torch.strided:
+            out = entry.call(*args, **kwargs)
+            self.enter_gradient(args[0], None)
+            return out
+        events = self.books.events
+        before = len(events)
+        out = entry.call(*args, **kwargs)
+        self.enter_gradient(args[0], (BACKWARD, OUTSIDE, entry.name))
+        events[before:] = sorted(events[before:], key=lambda event: event < 0)  # they came before the old ones went
+        return out
 
     def note_written(self, kind: int, args: Any, out: Any, node: Any, caller: FrameType | None) -> None:
         """An op that made something only because a mode is on, or that tells which way a formula goes."""
