@@ -78,6 +78,8 @@ def _kind(op: Any, counted: bool) -> int:
         return Kind.HIGHER_ORDER
     if op is aten.detach.default:
         return Kind.DETACH
+    if op is aten._efficientzerotensor.default:
+        return Kind.VIEW  # zeros without memory
     if op is aten.add.Tensor:
         return Kind.ADDING
     if op in SCATTERING:
