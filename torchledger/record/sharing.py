@@ -27,6 +27,7 @@ class Sharing:
         self._fault = fault
         self._members: dict[int, int] = {}
         """How many living storages a block has, by its number, for those that are or were shared."""
+        self._n_watched = 0
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def watch(self, gradient: torch.Tensor, copy: torch.Tensor) -> None:
@@ -36,6 +37,7 @@ class Sharing:
         gradient goes before anything else comes.
         """
         try:
+            self._books.enter(copy, GRADIENT)
             if gradient.layout is torch.sparse_coo:
                 self._watch(gradient, copy)
         except Exception as error:
@@ -51,12 +53,14 @@ class Sharing:
         if None in (*sources, *copies) or books.events[came:] != [ref.number for ref in copies if ref is not None]:
             return
         last = books.first + len(books.blocks)
+        self._n_watched = turn = self._n_watched + 1
 
         def gone(ref: weakref.ref[torch.Tensor]) -> None:
             self._watched.pop(id(ref), None)
             try:
                 later = books.events[came + len(copies) :]
-                if last == books.first + len(books.blocks) and all(event < 0 for event in later):
+                is_last = turn == self._n_watched and last == books.first + len(books.blocks)
+                if is_last and all(event < 0 for event in later):
                     self._take_back(sources, copies, came, later)
             except Exception as error:
                 self._fault("a sparse gradient could not be followed", error)
