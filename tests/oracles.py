@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-
 BOXED_BYTES = 8
 """A Python number that an op keeps as a tensor."""
 

@@ -98,27 +98,41 @@ IN_PLACE: dict[str, tuple[tuple[str, str], ...]] = {
 Where that is not what the op writes into, both go together.
 """
 
-NODES = frozenset(name.partition(" ")[0] for name in (*PATHS, *IN_PLACE))
-"""The autograd nodes whose formulas are read so."""
+OTHERWISE = ("LinalgHouseholderProductBackward0", "MaskedFillBackward1", "OrmqrBackward0")
+"""Nodes that hold other buffers under a mode, of sizes that depend on values or are few: told as they ran."""
+
+NODES = frozenset(name.partition(" ")[0] for name in (*PATHS, *IN_PLACE, *OTHERWISE))
+"""The autograd nodes whose formulas a dispatch mode sends another way."""
 
 
 def rewrite_formulas(journal: Journal) -> Journal:
-    """The journal with each known formula as it is without a mode; the same one where there is none."""
-    spans = list(_spans(journal))
+    """The journal with each known formula as it is without a mode; the same one where there is none.
+
+    The marks of formulas that are left as they ran stay.
+    """
+    spans = list(formulas(journal))
     if not spans:
         return journal
     events, marks = list(journal.events), journal.marks
     for name, begin, end in reversed(spans):
         window = events[begin:end]
         instead = _without_mode(journal, name, window)
+        if instead is None:
+            continue
         events[begin:end] = instead
         gone = len(window) - len(instead)
-        if gone:
-            marks = [(_moved(position, begin, end, gone), kind, value) for position, kind, value in marks]
+        marks = [
+            (
+                _moved(position, begin, end, gone),
+                kind,
+                "" if (position, kind, value) == (begin, FORMULA, name) else value,
+            )
+            for position, kind, value in marks
+        ]
     return replace(journal, events=events, marks=marks)
 
 
-def _spans(journal: Journal) -> Iterator[tuple[str, int, int]]:
+def formulas(journal: Journal) -> Iterator[tuple[str, int, int]]:
     """(node, first event, event behind the last) of each formula."""
     name, begin = "", 0
     for position, kind, value in journal.marks:
@@ -135,23 +149,23 @@ def _moved(position: int, begin: int, end: int, gone: int) -> int:
     return position - gone if position >= end else min(position, max(end - gone, begin))
 
 
-def _without_mode(journal: Journal, name: str, events: list[int]) -> list[int]:
-    """The events of one formula, as they are without a mode."""
+def _without_mode(journal: Journal, name: str, events: list[int]) -> list[int] | None:
+    """The events of one formula, as they are without a mode; None where that is not known."""
     rows = {event: journal.blocks[event - journal.first] for event in events if event >= 0}
     if name in IN_PLACE:
-        events = _in_place(events, rows, IN_PLACE[name])
+        return _in_place(events, rows, IN_PLACE[name])
     for path in PATHS.get(name, ()):
         born = list(rows)[: len(path.ops)]
         if tuple(rows[number][4] for number in born) == path.ops and rows[born[0]][1] == "cpu":
             return _on_path(events, born, path)
-    return events
+    return None
 
 
-def _on_path(events: list[int], born: list[int], path: Path) -> list[int]:
+def _on_path(events: list[int], born: list[int], path: Path) -> list[int] | None:
     dropped = {number for i, number in enumerate(born) if i not in path.kept}
     lasting = [born[i] for i in path.lasting]
     if not {~number for number in (*dropped, *lasting)} <= set(events):
-        return events  # something holds what the other path would never have made
+        return None  # something holds what the other path would never have made
     result = born[path.result] if path.at >= 0 else None
     found: list[int] = []
     for event in events:
