@@ -130,6 +130,23 @@ def test_bags_peak_as_without_a_ledger(mode: str, shape: tuple[int, int]) -> Non
     assert least - 64 <= memory.peak.total_bytes - memory.start.total_bytes <= most + 64
 
 
+def test_a_known_peak_with_what_the_op_makes_inside_itself() -> None:
+    bag, ids = nn.EmbeddingBag(1000, 64, sparse=True, mode="sum"), torch.randint(0, 1000, (64, 32))
+
+    def run() -> None:
+        bag(ids).sum().backward()
+        bag.weight.grad = None
+
+    run()
+    peak, _ = profiler_bytes(run)
+    assert peak == 542224
+    with tl.Ledger(bag) as ledger:
+        run()
+    memory = ledger.report.steps[0].memory["cpu"]
+    assert memory.peak.total_bytes - memory.start.total_bytes == peak
+    assert memory.peak.workspace == (64 * 32 + 1) * 8  # the bag of each id, which a sum's forward does not keep
+
+
 def test_weighted_bags_and_offsets() -> None:
     bag = nn.EmbeddingBag(200, 16, sparse=True, mode="sum", include_last_offset=True)
     ids, offsets, weights = torch.randint(0, 200, (40,)), torch.tensor([0, 10, 20, 40]), torch.rand(40)

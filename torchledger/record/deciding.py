@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchledger import internals
-from torchledger.journal.entries import FORMULA
+from torchledger.journal.entries import FORMULA, WORKSPACE
 from torchledger.record.storages import Books
 
 _SAFE_PRODUCT = ["aten.ones", "aten.cat", "aten.cumprod", "aten.flip", "aten.cat", "aten.cumprod"]
@@ -51,6 +51,14 @@ class Deciding:
         elif made == _SAFE_PRODUCT:
             self._note_product(type(node).__name__, args[0], args[1], _dimensions(node))
 
+    def note_bags(self, args: Any) -> None:
+        """Note what the backward of bags makes inside itself: the bag of each index, where the forward kept none."""
+        _, indices, offsets, bag_of_index, *_ = args
+        if indices.numel() and not bag_of_index.numel():
+            n_ids = len(indices) + 1
+            number = self._add("aten._embedding_bag_backward", (n_ids,), str(offsets.dtype)[6:], offsets.element_size())
+            self._books.roles[number] = WORKSPACE
+
     def _note_product(self, node: str, factors: Any, dim: int, n_dims: int) -> None:
         """Note a product's factors: the first cumulative product has all but the last, this one all but the first."""
         n_zeros = _count_zeros(factors)
@@ -67,13 +75,14 @@ class Deciding:
             if n_zeros > 1:
                 self._add("aten.nonzero", (n_zeros, n_dims), "int64", _INT_BYTES)
 
-    def _add(self, op: str, shape: tuple[int, ...], dtype: str, item_bytes: int) -> None:
-        """Enter what only a program without a mode makes, to be read as alive in the formula."""
+    def _add(self, op: str, shape: tuple[int, ...], dtype: str, item_bytes: int) -> int:
+        """Enter what no dispatch shows: it comes and goes here, and is read as alive as long as a formula has it."""
         books = self._books
         _, device, phase, module, *_ = books.blocks[-1]
         number = books.first + len(books.blocks)
         books.blocks.append((math.prod(shape) * item_bytes, device, phase, module, op, shape, dtype, -1))
         books.events += (number, ~number)
+        return number
 
     def _name(self, name: str | None) -> None:
         """Say which formula began last; None: it is none of those that are read otherwise than they ran."""

@@ -26,8 +26,8 @@ SCATTERING = (
     aten.diagonal_scatter.default,
 )
 """Formulas of autograd's write so into a tensor of their own: in place, but for the mode."""
-DECIDING = (aten.eq.Scalar, aten.cumprod.default)
-"""Their values tell which way some formulas go without a mode."""
+DECIDING = (aten.eq.Scalar, aten.cumprod.default, aten._embedding_bag_backward.default)
+"""Their values tell which way some formulas go without a mode, or what they make inside themselves."""
 
 
 class Kind(IntEnum):

@@ -45,7 +45,7 @@ from torchledger.record.sums import Sums
 
 _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
-_ADDING, _SCATTERING = int(Kind.ADDING), int(Kind.SCATTERING)
+_ADDING, _SCATTERING, _DECIDING = int(Kind.ADDING), int(Kind.SCATTERING), int(Kind.DECIDING)
 _COMPOSITE, _HIGHER_ORDER = int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
 _COMPOSITE_KEY = internals.composite_implicit_key
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
@@ -237,6 +237,8 @@ class Recorder(Locating, TorchDispatchMode):
             self.enter_odd_results(out, phase, module, entry.name, error)
             if kind == _COPYING and type(node) is _AccumulateGrad:
                 self.sharing.watch(args[0], out)
+            elif kind == _DECIDING and node is not None:
+                self.note_written(kind, args, out, node, None)
         return out
 
     def quick(self, entry: Entry, args: Any, kwargs: Any) -> Any:
@@ -282,6 +284,8 @@ class Recorder(Locating, TorchDispatchMode):
             self.sums.note_scattered(args[0], out, node, self.node_first_block, caller)
         elif type(node).__name__ in DATA_DEPENDENT:
             self.deciding.note(node, self.node_first_block, args, out)
+        elif type(node).__name__ == "EmbeddingBagBackward0":
+            self.deciding.note_bags(args)
 
     def learn(self, func: Any) -> Entry:
         """Work out an operator's entry at its first call."""
