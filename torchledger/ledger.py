@@ -25,6 +25,7 @@ from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
+from torchledger.record.auditing import Auditor
 from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.environment import describe_environment
 from torchledger.record.mode import Recorder
@@ -52,6 +53,8 @@ class Ledger:
         schedule: Which steps to record (`torchledger.schedule`); all, if left out.
         keep: How many of the last steps' reports are kept, besides the one with the highest peak.
         stacks: Note the user's file and line of each allocation (slower).
+        audit: Run one step under the profiler's memory events too (the second that is recorded, or else the first), and
+            list what ops hold inside themselves on the CPU, which no dispatch shows: ``StepReport.audit``.
 
     Raises:
         UsageError: an argument is of the wrong kind.
@@ -74,6 +77,7 @@ class Ledger:
         schedule: Schedule | None = None,
         keep: int = 100,
         stacks: bool = False,
+        audit: bool = False,
         _auto_step: bool = False,
         _stop_after: int | None = None,
     ) -> None:
@@ -96,6 +100,7 @@ class Ledger:
             readings.cuda_statistics, readings.cublas_workspace_bytes
         )
         self._reader = StepReader()
+        self._auditor = Auditor() if audit else None
         self._recorder: _Recorder | None = None
         self._simulated: Device | None = None
         self._active = False
@@ -242,6 +247,9 @@ class Ledger:
         elif peak_step is not None:
             peak_step = self._with_peak_rows(peak_step)
             steps = tuple(peak_step if step.index == peak_step.index else step for step in steps)
+        if self._auditor is not None:
+            steps = self._auditor.annotate(steps)
+            peak_step = next((step for step in steps if peak_step and step.index == peak_step.index), None)
         return Report(
             steps=steps,
             n_steps=n_steps,
@@ -291,6 +299,8 @@ class Ledger:
         self._readings.begin(_cuda_devices())
         recorder.start()
         self._recorder = recorder
+        if self._auditor is not None:
+            self._auditor.begin(recorder)
 
     def _stop_recording(self) -> bool:
         """Stop; False if this is not the thread that recording was started on."""
@@ -300,6 +310,7 @@ class Ledger:
         if isinstance(self._readings, SimulatedReadings):
             self._readings.close()
         try:
+            recorder.end_audit()
             return recorder.stop()
         finally:
             recorder.books.close()
@@ -308,6 +319,7 @@ class Ledger:
     def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:
         recorder = self._recorder
         assert recorder is not None
+        audit = recorder.end_audit()
         recorder.parameters.enter_all()
         journal = recorder.journal(self._index, cut=True, at=at)
         step, settled = self._read(journal, tokens, self._reader)
@@ -321,6 +333,10 @@ class Ledger:
         self._journals = {index: found for index, found in self._journals.items() if index in kept}
         self._journals[step.index] = journal
         self._devices.update(step.memory)
+        if self._auditor is not None:
+            if audit is not None:
+                self._auditor.read(audit, journal, step)
+            self._auditor.begin(recorder)
 
     def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:
         duration = time.perf_counter() - self._began

@@ -19,6 +19,7 @@ from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.record.arrivals import COMPILED
+from torchledger.record.audit import Audit
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
@@ -66,6 +67,8 @@ class Recorder(Locating, TorchDispatchMode):
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.audit: Audit | None = None
+        self.plain_entries = self.entries
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -96,6 +99,22 @@ class Recorder(Locating, TorchDispatchMode):
             return False
         finally:
             self.end_watching()
+
+    def begin_audit(self) -> str:
+        """Note what the allocator does in each call of an op, until `end_audit`; or why that cannot be."""
+        audit = Audit(self)
+        if not audit.begin():
+            return audit.problem
+        self.audit, self.entries, self.plain_entries = audit, {}, self.entries  # each op is learnt anew, and marked
+        return ""
+
+    def end_audit(self) -> Audit | None:
+        """End it, if it is on."""
+        audit = self.audit
+        if audit is not None:
+            self.audit, self.entries = None, self.plain_entries
+            audit.end()
+        return audit
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
@@ -258,6 +277,8 @@ class Recorder(Locating, TorchDispatchMode):
             self.registry_version = registry.version
             self.entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        if self.audit is not None:
+            self.audit.wrap(entry)
         return entry
 
     def foreign(self, types: Any) -> bool | None:
@@ -293,6 +314,8 @@ class Recorder(Locating, TorchDispatchMode):
         if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
             module = self.runs[-1].log.module_of(node._sequence_nr())
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
+        if self.audit is not None:
+            self.audit.compiled_graph_runs(module)
         for name in products_inside(graph):
             self.uncounted(name, module)
 

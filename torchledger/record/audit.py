@@ -1,0 +1,81 @@
+"""The audit of a step: each op's call, with what the CPU's allocator gave and took back in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchledger.journal.calls import Call
+from torchledger.record.arrivals import COMPILED
+from torchledger.record.entries import Entry, Kind
+from torchledger.record.locating import Locating
+from torchledger.record.memory_events import MemoryEvents
+from torchledger.record.names import OUTSIDE
+from torchledger.record.places import FORWARD, OPTIMIZER, OUTSIDE_PHASE, RECOMPUTE
+
+
+class Audit:
+    """Watches one step of a recorder; in all other steps its hot path is as it always is."""
+
+    def __init__(self, recorder: Locating) -> None:
+        self.calls = [Call("", "", OUTSIDE, 0)]
+        self._recorder = recorder
+        self._events = MemoryEvents()
+
+    @property
+    def problem(self) -> str:
+        """Why there is no audit, or nothing."""
+        return self._events.problem
+
+    def begin(self) -> bool:
+        """Begin with a step; False, with ``problem`` set, where that cannot be."""
+        return self._events.start()
+
+    def end(self) -> None:
+        """End with it: ``calls`` then hold what the allocator did."""
+        for number, inside, after in self._events.stop():
+            call = self.calls[number + 1]
+            call.inside += inside
+            call.after += after
+
+    def wrap(self, entry: Entry) -> None:
+        """Mark each call of an operator."""
+        entry.call = self._marked(entry.call, entry.name, entry.kind)
+
+    def compiled_graph_runs(self, module: int) -> None:
+        """Generated code runs until the next op: what it takes is its own."""
+        self.calls[-1].then, self.calls[-1].then_module = COMPILED, module
+
+    def _marked(self, original: Callable[..., Any], name: str, kind: int) -> Callable[..., Any]:
+        calls, events, mark = self.calls, self._recorder.books.events, self._events.mark
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            phase, module = self._where(kind)
+            position = len(events)
+            call = Call(name, phase, module, position, position)
+            number = len(calls) - 1
+            calls.append(call)
+            try:
+                with mark(number):
+                    return original(*args, **kwargs)
+            finally:
+                call.end = len(events)
+
+        return run
+
+    def _where(self, kind: int) -> tuple[str, int]:
+        """Phase and module of the op that runs; those that make nothing are not located by the recorder."""
+        recorder = self._recorder
+        stack = recorder.place.stack
+        module = stack[-1] if stack else OUTSIDE
+        if not recorder.runs:
+            return recorder.phase or (FORWARD if stack else OUTSIDE_PHASE), module
+        if recorder.in_optimizer:
+            phase = recorder.phase if kind >= Kind.GENERAL else OPTIMIZER
+            return phase, OUTSIDE if phase is OPTIMIZER else module
+        if kind < Kind.GENERAL:
+            phase, module, _ = recorder.locate_in_backward(recorder.place)
+            return phase, module
+        if recorder.phase == RECOMPUTE and len(stack) > recorder.runs[-1].depth:
+            return recorder.phase, module
+        return recorder.phase, recorder.node_module
