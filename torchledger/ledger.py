@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +26,10 @@ from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
 from torchledger.record.auditing import Auditor
+from torchledger.record.blind import MEASURED, BlindSpots
 from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.environment import describe_environment
+from torchledger.record.inside import note_low_precision
 from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.readings import Readings
@@ -101,6 +103,7 @@ class Ledger:
         )
         self._reader = StepReader()
         self._auditor = Auditor() if audit else None
+        self._blind = BlindSpots()
         self._recorder: _Recorder | None = None
         self._simulated: Device | None = None
         self._active = False
@@ -259,7 +262,13 @@ class Ledger:
             unrecorded=self._unrecorded,
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
             journals=journals,
+            blind_spots=self._blind_spots(journals, steps),
         )
+
+    def _blind_spots(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
+        note_low_precision(journals.values(), self._blind)
+        audited = any(step.audited_peak is not None for step in steps)
+        return self._blind.lines(leave_out=MEASURED if audited else frozenset())
 
     def _with_peak_rows(self, step: StepReport) -> StepReport:
         """The step with all rows of its peak, read when a report first asks for them: no step of the loop pays."""
@@ -401,6 +410,7 @@ class _Recorder(Recorder):
     def __init__(self, ledger: Ledger, *, strict: bool, stacks: bool) -> None:
         super().__init__(strict=strict, stacks=stacks)
         self._ledger = ledger
+        self.blind = ledger._blind
 
     def journal(self, index: int, *, cut: bool, at: Any = None) -> Journal:
         """The journal of the step, with names; ``cut`` ends the step."""

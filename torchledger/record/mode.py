@@ -20,9 +20,11 @@ from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.audit import Audit
+from torchledger.record.blind import BlindSpots
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.inside import count_allocating
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
@@ -67,6 +69,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.blind = BlindSpots()
         self.audit: Audit | None = None
         self.plain_entries = self.entries
 
@@ -277,6 +280,7 @@ class Recorder(Locating, TorchDispatchMode):
             self.registry_version = registry.version
             self.entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        count_allocating(entry, self.blind)
         if self.audit is not None:
             self.audit.wrap(entry)
         return entry
