@@ -262,13 +262,15 @@ class Ledger:
             unrecorded=self._unrecorded,
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
             journals=journals,
+            growing=self._reader.growing(),
             blind_spots=self._blind_spots(journals, steps),
         )
 
     def _blind_spots(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
         note_low_precision(journals.values(), self._blind)
         audited = any(step.audited_peak is not None for step in steps)
-        return self._blind.lines(leave_out=MEASURED if audited else frozenset())
+        lines = self._blind.lines(leave_out=MEASURED if audited else frozenset())
+        return (self._auditor.problem, *lines) if self._auditor is not None and self._auditor.problem else lines
 
     def _with_peak_rows(self, step: StepReport) -> StepReport:
         """The step with all rows of its peak, read when a report first asks for them: no step of the loop pays."""
@@ -344,7 +346,7 @@ class Ledger:
         self._devices.update(step.memory)
         if self._auditor is not None:
             if audit is not None:
-                self._auditor.read(audit, journal, step)
+                self._auditor.read(audit, journal, step, cut_early=at is not None)
             self._auditor.begin(recorder)
 
     def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:

@@ -23,7 +23,7 @@ USAGE_ERROR = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    options = "[-h] [--json PATH] [--tokens-per-step N]"
+    options = "[-h] [--json PATH] [--tokens-per-step N] [--audit]"
     parser.usage = f"%(prog)s {options} SCRIPT ARGS...\n       %(prog)s {options} -m MODULE ARGS..."
     parser.add_argument(
         "--json",
@@ -33,6 +33,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-step", metavar="N", type=int, default=None, help="tokens that a step trains on, for FLOPs a token"
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="run one step under the profiler too, and list what ops hold inside themselves on the CPU",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument(
@@ -50,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
         check_writable(path)  # before the program has run for hours
     from torchledger.ledger import Ledger  # brings torch, which no refusal above needs
 
-    ledger = Ledger(tokens_per_step=arguments.tokens_per_step, _auto_step=True)
+    ledger = Ledger(tokens_per_step=arguments.tokens_per_step, audit=arguments.audit, _auto_step=True)
     process = os.getpid()
     code = run_target(target, ledger)
     if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's

@@ -79,7 +79,7 @@ class _Auditor:
         self._kept: Counter[int] = Counter()
         """Sizes of what is held and that no block claims."""
         self._kept_bytes = 0
-        self._phase = ""
+        self._phase = "outside"
         self._gap: tuple[str, int, str, int] | None = None
         self.peak: AuditedPeak | None = None
         self._see(self._alive[0], 0, "", "", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torchledger.record.entries import Entry, Kind
 from torchledger.record.locating import Locating
 from torchledger.record.memory_events import MemoryEvents
 from torchledger.record.names import OUTSIDE
-from torchledger.record.places import FORWARD, OPTIMIZER, OUTSIDE_PHASE, RECOMPUTE
+from torchledger.record.places import FORWARD, OPTIMIZER, OUTSIDE_PHASE, RECOMPUTE, compiled_region
 
 
 class Audit:
@@ -47,13 +48,16 @@ class Audit:
         self.calls[-1].then, self.calls[-1].then_module = COMPILED, module
 
     def _marked(self, original: Callable[..., Any], name: str, kind: int) -> Callable[..., Any]:
-        calls, events, mark = self.calls, self._recorder.books.events, self._events.mark
+        recorder, calls, mark = self._recorder, self.calls, self._events.mark
+        events = recorder.books.events
 
         def run(*args: Any, **kwargs: Any) -> Any:
             phase, module = self._where(kind)
             position = len(events)
             call = Call(name, phase, module, position, position)
             number = len(calls) - 1
+            if recorder.dynamo_is_about and compiled_region(sys._getframe(1)):
+                call.then, call.then_module = COMPILED, calls[-1].then_module
             calls.append(call)
             try:
                 with mark(number):

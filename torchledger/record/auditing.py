@@ -29,28 +29,28 @@ class Auditor:
         """A recorded step begins."""
         if self._n_begun < LAST_AUDITED:
             self._n_begun += 1
-            self._problem = recorder.begin_audit()
+            self._problem = recorder.begin_audit() or self._problem
 
-    def read(self, audit: Audit, journal: Journal, step: StepReport) -> None:
-        """It has ended, and this is what became of it."""
-        self._problem = audit.problem
-        if self._problem:
+    def read(self, audit: Audit, journal: Journal, step: StepReport, *, cut_early: bool) -> None:
+        """It has ended, and this is its journal, which may leave its last calls to the next step."""
+        if audit.problem:
+            self._problem = audit.problem
             return
-        calls = [call for call in audit.calls if call.begin <= len(journal.events)]
+        n_events = len(journal.events)
+        calls = [call for call in audit.calls if not cut_early or call.begin < n_events]
         rows, peak = read_audit(journal, calls)
         self._audited = replace(step, audit=rows, audited_peak=peak)
 
     def annotate(self, steps: tuple[StepReport, ...]) -> tuple[StepReport, ...]:
         """The steps with what the audit found, and with the audited one if it was not kept."""
         if self._audited is None:
-            return self._with_problem(steps)
+            return steps
         found = {step.index: step for step in steps}
         step = found.get(self._audited.index, self._audited)
         found[step.index] = replace(step, audit=self._audited.audit, audited_peak=self._audited.audited_peak)
         return tuple(found[index] for index in sorted(found))
 
-    def _with_problem(self, steps: tuple[StepReport, ...]) -> tuple[StepReport, ...]:
-        if not self._problem or not steps:
-            return steps
-        note = f"no step could be audited: {self._problem}"
-        return (replace(steps[0], notes=(*steps[0].notes, note)), *steps[1:])
+    @property
+    def problem(self) -> str:
+        """Why no step was audited, in words, or nothing."""
+        return f"no step could be audited: {self._problem}" if self._problem and self._audited is None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from torchledger import internals
 _MARK = "torchledger "
 _STARTS = ((torch.autograd.profiler, "_enable_profiler"), (torch.autograd.profiler_legacy, "_enable_profiler_legacy"))
 """Through which names a program's own profilers begin."""
+
+_open: list[MemoryEvents] = []
 
 
 class MemoryEvents:
@@ -44,6 +47,7 @@ class MemoryEvents:
             self.problem = f"another profiler is on ({str(error).splitlines()[0]})"
             return False
         self._on, self._thread = True, threading.get_ident()
+        _open.append(self)
         for owner, name in _STARTS:
             self._watch(owner, name)
         return True
@@ -67,6 +71,7 @@ class MemoryEvents:
         if not self._on or threading.get_ident() != self._thread:
             return []
         self._on = False
+        _open.remove(self)
         return list(internals.disable_profiler())
 
     def _give_way(self) -> None:
@@ -90,6 +95,17 @@ class MemoryEvents:
 
         self._undo.append(restore)
         setattr(owner, name, begin)
+
+
+def _end_in_child() -> None:
+    """A forked process would go on noting, for nobody."""
+    for events in list(_open):
+        events._end()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_in_child)
 
 
 def _read(threads: list[Any]) -> Iterator[tuple[int, list[int], list[int]]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torchledger.journal.statements import MemoryStatement, RunStatement, StepReport
 from torchledger.read.utilization import read_utilization
+from torchledger.render.findings import audit_table, growing_table, unseen_facts
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.render.rows import has_allocator_reading, step_shown
 from torchledger.render.tables import (
@@ -47,9 +48,14 @@ def _sections(run: RunStatement) -> Iterator[Section]:
     device = run.main_device if run.main_device in step.memory else step.main_device
     if device in step.memory:
         yield from _memory_sections(step, device)
-    notes = dict.fromkeys(clean(note) for memory in step.memory.values() for note in memory.notes)
-    if notes:
-        yield Facts("Notes", tuple(("note", note) for note in notes))
+    tables = (growing_table(run), *map(audit_table, run.steps), _notes(step), unseen_facts(run))
+    yield from (section for section in tables if section is not None)
+
+
+def _notes(step: StepReport) -> Section | None:
+    of_devices = (note for memory in step.memory.values() for note in memory.notes)
+    notes = dict.fromkeys(map(clean, (*of_devices, *step.notes)))
+    return Facts("Notes", tuple(("note", note) for note in notes)) if notes else None
 
 
 def _summary(run: RunStatement, step: StepReport | None) -> Iterator[tuple[str, str]]:
