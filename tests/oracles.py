@@ -49,7 +49,7 @@ def bytes_inside_ops(run: Callable[[], Any]) -> dict[str, int]:
     def walk(nodes: Iterable[Any]) -> None:
         for node in nodes:
             # An upsampling has a composite overload of the same name around it.
-            if node.name.startswith("aten::upsample_") or (node.name.startswith("aten::") and _is_leaf_op(node.name)):
+            if "upsample_" in node.name or (node.name.startswith("aten::") and _is_leaf_op(node.name)):
                 events = sorted(_allocations([node]), key=lambda event: event[0])
                 sums = [0, *itertools.accumulate(nbytes for _, nbytes, _ in events)]
                 name = "aten." + node.name.removeprefix("aten::")

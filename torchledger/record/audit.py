@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchledger.journal.calls import Call
@@ -12,16 +12,22 @@ from torchledger.record.entries import Entry, Kind
 from torchledger.record.locating import Locating
 from torchledger.record.memory_events import MemoryEvents
 from torchledger.record.names import OUTSIDE
-from torchledger.record.places import FORWARD, OPTIMIZER, OUTSIDE_PHASE, RECOMPUTE, compiled_region
+from torchledger.record.places import FORWARD, OPTIMIZER, OUTSIDE_PHASE, RECOMPUTE, Undecided, compiled_region
 
 
 class Audit:
-    """Watches one step of a recorder; in all other steps its hot path is as it always is."""
+    """Watches one step of a recorder; in all other steps its hot path is as it always is.
 
-    def __init__(self, recorder: Locating) -> None:
-        self.calls = [Call("", "", OUTSIDE, 0)]
+    Args:
+        recorder: The recorder.
+        earlier: Calls of the step that another audit has seen.
+    """
+
+    def __init__(self, recorder: Locating, earlier: Iterable[Call] = ()) -> None:
+        self.calls = [Call("", OUTSIDE_PHASE, OUTSIDE, 0), *earlier]
         self._recorder = recorder
         self._events = MemoryEvents()
+        self._before = self.calls[-1]
 
     @property
     def problem(self) -> str:
@@ -35,9 +41,13 @@ class Audit:
     def end(self) -> None:
         """End with it: ``calls`` then hold what the allocator did."""
         for number, inside, after in self._events.stop():
-            call = self.calls[number + 1]
+            call = self.calls[number] if number > 0 else self._before
             call.inside += inside
             call.after += after
+        phases = self._recorder.decide_phases()
+        for call in self.calls:
+            if type(call.phase) is Undecided:
+                call.phase = phases.get(call.phase, FORWARD)
 
     def wrap(self, entry: Entry) -> None:
         """Mark each call of an operator."""
@@ -55,7 +65,7 @@ class Audit:
             phase, module = self._where(kind)
             position = len(events)
             call = Call(name, phase, module, position, position)
-            number = len(calls) - 1
+            number = len(calls)
             if recorder.dynamo_is_about and compiled_region(sys._getframe(1)):
                 call.then, call.then_module = COMPILED, calls[-1].then_module
             calls.append(call)

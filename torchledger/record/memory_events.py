@@ -55,7 +55,7 @@ class MemoryEvents:
     def stop(self) -> Iterator[tuple[int, list[int], list[int]]]:
         """End, and give for each mark in turn its number, the bytes inside it, and those until the next one.
 
-        What came before the first mark has the number -1. Bytes are above 0 where they were given, below where they
+        What came before the first mark has the number 0, and marks begin at 1. Bytes are above 0 where they were given, below where they
         were taken back.
         """
         return _read(self._end())
@@ -110,7 +110,7 @@ if hasattr(os, "register_at_fork"):
 
 def _read(threads: list[Any]) -> Iterator[tuple[int, list[int], list[int]]]:
     for events in threads:
-        number, handle = -1, None
+        number, handle = 0, None
         inside: list[int] = []
         after: list[int] = []
         for event in events:

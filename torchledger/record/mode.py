@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.journal.calls import Call
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.audit import Audit
 from torchledger.record.blind import BlindSpots
@@ -34,6 +36,7 @@ from torchledger.record.places import (
     OPTIMIZER,
     OUTSIDE_PHASE,
     Place,
+    Undecided,
     compiled_region,
     in_function_forward,
 )
@@ -103,9 +106,9 @@ class Recorder(Locating, TorchDispatchMode):
         finally:
             self.end_watching()
 
-    def begin_audit(self) -> str:
-        """Note what the allocator does in each call of an op, until `end_audit`; or why that cannot be."""
-        audit = Audit(self)
+    def begin_audit(self, earlier: Iterable[Call] = ()) -> str:
+        """Note what the allocator does in each call of an op, until `end_audit`; or say why that cannot be."""
+        audit = Audit(self, earlier)
         if not audit.begin():
             return audit.problem
         self.audit, self.entries, self.plain_entries = audit, {}, self.entries  # each op is learnt anew, and marked
@@ -123,10 +126,6 @@ class Recorder(Locating, TorchDispatchMode):
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
         books = self.books
         return bool(books.products) or any(event >= 0 for event in books.events)
-
-    def forget_phase(self) -> None:
-        """A step begins: its first op says in which phase."""
-        self.phase = ""
 
     # The hot path
 
@@ -158,6 +157,8 @@ class Recorder(Locating, TorchDispatchMode):
                     if stack:
                         phase, module = FORWARD, stack[-1]
                         graph = _is_grad_enabled() or in_function_forward()
+                        if not graph:
+                            phase = place.without_grad
                     else:
                         phase, module, graph = self.locate_outside(place)
                 elif self.in_optimizer:
@@ -176,7 +177,7 @@ class Recorder(Locating, TorchDispatchMode):
                             ref = live.get(id(_storage_of(arg)))
                             if ref is None:
                                 self.meet(arg, phase)
-                            elif ref.parameter != -1 and phase is FORWARD:
+                            elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                 self.note_reader(ref.parameter, arg, entry, args, module)
                         elif t is list or t is tuple:
                             for item in arg:
@@ -184,7 +185,7 @@ class Recorder(Locating, TorchDispatchMode):
                                     ref = live.get(id(_storage_of(item)))
                                     if ref is None:
                                         self.meet(item, phase)
-                                    elif ref.parameter != -1 and phase is FORWARD:
+                                    elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                         self.note_reader(ref.parameter, item, entry, args, module)
             except Exception as error:
                 self.meet_odd(args, phase, error)
