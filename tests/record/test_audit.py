@@ -53,7 +53,10 @@ class Recurrent(nn.Module):
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "small conv net": (small_net, lambda: torch.randn(8, 3, 16, 16)),
-    "conv1d": (lambda: nn.Sequential(nn.Conv1d(4, 32, 3), nn.BatchNorm1d(32), nn.Tanh()), lambda: torch.randn(16, 4, 99)),
+    "conv1d": (
+        lambda: nn.Sequential(nn.Conv1d(4, 32, 3), nn.BatchNorm1d(32), nn.Tanh()),
+        lambda: torch.randn(16, 4, 99),
+    ),
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 8, 3), nn.GELU()), lambda: torch.randn(2, 4, 20, 20)),
     "upsampling": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.Upsample(scale_factor=4, mode="bilinear"), nn.Conv2d(8, 3, 1)),
@@ -63,12 +66,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     "lstm both ways": (lambda: Recurrent(nn.LSTM, bidirectional=True), lambda: torch.randn(3, 17, 32)),
     "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(8, 20, 32)),
     "attention": (Attention, lambda: torch.randn(4, 32, 64)),
-    "encoder layer": (lambda: nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True), lambda: torch.randn(4, 32, 64)),
+    "encoder layer": (
+        lambda: nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True),
+        lambda: torch.randn(4, 32, 64),
+    ),
     "bf16": (
         lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).bfloat16(),
         lambda: torch.randn(128, 64).bfloat16(),
     ),
-}  # fmt: skip
+}
 
 
 def make_step(name: str) -> tuple[nn.Module, Step]:
@@ -107,7 +113,9 @@ def test_the_peak_with_what_ops_hold_is_the_profilers(name: str) -> None:
     assert found.audited_peak.total_bytes >= found.memory["cpu"].peak.total_bytes
 
 
-@pytest.mark.parametrize("name", ["small conv net", "conv1d", "transposed", "upsampling", "lstm", "encoder layer", "bf16"])
+@pytest.mark.parametrize(
+    "name", ["small conv net", "conv1d", "transposed", "upsampling", "lstm", "encoder layer", "bf16"]
+)
 def test_rows_are_what_the_profiler_finds_in_each_op(name: str) -> None:
     _, step = make_step(name)
     expected = bytes_inside_ops(step)
@@ -183,7 +191,7 @@ def test_the_audited_step_is_kept() -> None:
 
 
 def test_a_watched_program_computes_the_same() -> None:
-    model, step = make_step("small conv net")
+    model, _ = make_step("small conv net")
     x = torch.randn(2, 3, 16, 16)
 
     def run() -> dict[str, torch.Tensor]:
@@ -205,9 +213,15 @@ def hooks() -> tuple[Any, Any]:
 def test_nothing_is_left_behind_after_an_exception() -> None:
     before = hooks()
     model, step = make_step("small conv net")
-    with pytest.raises(RuntimeError, match="channels"), tl.Ledger(model, audit=True) as ledger:
+    ledger = tl.Ledger(model, audit=True)
+
+    @ledger
+    def fail() -> None:
         step()
         model(torch.randn(2, 4, 16, 16))
+
+    with pytest.raises(RuntimeError, match="channels"):
+        fail()
     assert hooks() == before
     assert not torch.autograd._profiler_enabled()
     assert audited(ledger.report).audit

@@ -66,9 +66,7 @@ ALLOCATE: dict[str, Call] = {
     "mse_loss": lambda: F.mse_loss(grows(32, 64), torch.rand(32, 64)),
     "smooth_l1_loss": lambda: F.smooth_l1_loss(grows(32, 64), torch.rand(32, 64)),
     "huber_loss": lambda: F.huber_loss(grows(32, 64), torch.rand(32, 64)),
-    "binary_cross_entropy_with_logits": (
-        lambda: F.binary_cross_entropy_with_logits(grows(32, 64), torch.rand(32, 64))
-    ),
+    "binary_cross_entropy_with_logits": (lambda: F.binary_cross_entropy_with_logits(grows(32, 64), torch.rand(32, 64))),
     "logsumexp": lambda: grows(32, 64).logsumexp(1),
     "im2col": lambda: F.unfold(image(), 3),
     "sort": lambda: grows(32, 256).sort(1)[0],
@@ -80,7 +78,7 @@ ALLOCATE: dict[str, Call] = {
     "linalg_matrix_exp": lambda: torch.linalg.matrix_exp(torch.rand(16, 16) * 0.01),
     "_linalg_eigh": lambda: torch.linalg.eigh(torch.eye(32))[0],
     "_linalg_svd": lambda: torch.linalg.svd(torch.rand(32, 32))[1],
-}  # fmt: skip
+}
 
 PLAIN: dict[str, Call] = {
     "linear": lambda: nn.Linear(64, 32)(grows(16, 64)).relu(),

@@ -12,9 +12,9 @@ BETWEEN_OPS = "(between ops)"
 class Call:
     """One call of an op: ``op`` in ``phase`` and ``module`` (an index into ``Journal.modules``).
 
-    ``begin`` and ``end`` are the numbers of events that the step had when the op was called and when it returned, before
-    its results came. ``inside`` are the bytes that the CPU's allocator gave (above 0) and took back (below 0) between
-    the two, in order; ``after`` those until the next call, and ``then`` names what ran there.
+    ``begin`` and ``end`` are the numbers of events that the step had when the op was called and when it returned, its
+    results not yet there. ``inside`` are the bytes that the CPU's allocator gave (above 0) and took back (below 0)
+    between the two, in order; ``after`` those until the next call, and ``then`` names what ran there.
     """
 
     op: str

@@ -64,8 +64,8 @@ class _Track:
 class GrowthReader:
     """Reads what the steps of one ledger leave behind, in order; it keeps a number for each kind of storage.
 
-    What a step leaves and the next one frees or replaces (its loss, its batch, its gradients) is not growth, and neither
-    is what was there before the ledger met it. So a kind is measured by its storages that have outlived a whole step;
+    What a step leaves and the next one frees or replaces (its loss, its batch, its gradients) is no growth, nor is what
+    was there before the ledger met it. So a kind is measured by its storages that have outlived a whole step;
     those of `JOINING` ops, which replace one another, by all of them, while the model's batches stay as they are.
     """
 

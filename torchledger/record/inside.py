@@ -13,15 +13,44 @@ from torchledger.record.entries import Entry
 
 ALLOCATING = frozenset(
     f"aten.{name}"
-    for name in """
-    convolution convolution_backward native_batch_norm_backward batch_norm_backward native_layer_norm_backward
-    native_group_norm_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward upsample_linear1d upsample_bilinear2d
-    upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _scaled_dot_product_flash_attention_for_cpu
-    _scaled_dot_product_flash_attention_for_cpu_backward _safe_softmax _euclidean_dist _trilinear _embedding_bag
-    _embedding_bag_backward _ctc_loss_backward mse_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits
-    logsumexp im2col sort kthvalue multinomial _unique2 linalg_inv_ex linalg_qr linalg_matrix_exp _linalg_eigh
-    _linalg_svd
-    """.split()
+    for name in [
+        "convolution",
+        "convolution_backward",
+        "native_batch_norm_backward",
+        "batch_norm_backward",
+        "native_layer_norm_backward",
+        "native_group_norm_backward",
+        "mkldnn_rnn_layer",
+        "mkldnn_rnn_layer_backward",
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "upsample_trilinear3d",
+        "_upsample_bilinear2d_aa",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_safe_softmax",
+        "_euclidean_dist",
+        "_trilinear",
+        "_embedding_bag",
+        "_embedding_bag_backward",
+        "_ctc_loss_backward",
+        "mse_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy_with_logits",
+        "logsumexp",
+        "im2col",
+        "sort",
+        "kthvalue",
+        "multinomial",
+        "_unique2",
+        "linalg_inv_ex",
+        "linalg_qr",
+        "linalg_matrix_exp",
+        "_linalg_eigh",
+        "_linalg_svd",
+    ]
 )
 """Measured with the profiler: `tests/record/test_inside.py` has an input for each."""
 

@@ -55,8 +55,8 @@ class MemoryEvents:
     def stop(self) -> Iterator[tuple[int, list[int], list[int]]]:
         """End, and give for each mark in turn its number, the bytes inside it, and those until the next one.
 
-        What came before the first mark has the number 0, and marks begin at 1. Bytes are above 0 where they were given, below where they
-        were taken back.
+        What came before the first mark has the number 0, and marks begin at 1. Bytes are above 0 where they were given,
+        below where they were taken back.
         """
         return _read(self._end())
 
@@ -99,7 +99,7 @@ class MemoryEvents:
 
 def _end_in_child() -> None:
     """A forked process would go on noting, for nobody."""
-    for events in list(_open):
+    for events in _open:
         events._end()
     _open.clear()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torchledger.journal.rows import AuditRow, Growth
+from collections.abc import Iterable, Iterator
+
+from torchledger.journal.rows import Growth
 from torchledger.journal.statements import RunStatement, StepReport
 from torchledger.render.names import clean, module_label, shape_label
 from torchledger.render.tables import Column, Facts, Table
@@ -15,8 +17,9 @@ MOST_ROWS = 12
 def audit_table(step: StepReport) -> Table | None:
     """What ops held inside themselves in an audited step, or None where it was not audited.
 
-    >>> rows = (AuditRow("aten.mm", "head", "forward", 64, 2),)
+    >>> from torchledger.journal.rows import AuditRow
     >>> from torchledger.journal.statements import FlopStatement
+    >>> rows = (AuditRow("aten.mm", "head", "forward", 64, 2),)
     >>> audit_table(StepReport(1, None, 0.0, FlopStatement(), {}, audit=rows)).rows
     (('64', '64 B', 'aten.mm', 'head', 'forward', '2'),)
     >>> audit_table(StepReport(1, None, 0.0, FlopStatement(), {})) is None
@@ -47,21 +50,21 @@ def audit_table(step: StepReport) -> Table | None:
     return Table(title, columns, tuple(cells), notes=tuple(_audit_notes(step)))
 
 
-def _audit_notes(step: StepReport) -> list[str]:
-    notes = []
+def _audit_notes(step: StepReport) -> Iterator[str]:
     if len(step.audit) > MOST_ROWS:
         n, largest = len(step.audit) - MOST_ROWS, step.audit[MOST_ROWS].nbytes
-        notes.append(f"{format_count(n)} more rows, of {format_bytes(largest)} or less")
-    peak = step.audited_peak
-    if peak is not None:
-        inside = f"{format_count(peak.inside_bytes)} of them inside it" if peak.inside_bytes else "none of them inside it"
-        where = f"in {clean(peak.op)} of {module_label(peak.module)}, {peak.phase}" if peak.op else "at the step's start"
-        notes.append(f"the peak with them: {_both(peak.total_bytes)}, {where} ({inside})")
-        dispatched = step.memory["cpu"].peak if "cpu" in step.memory else None
-        if dispatched is not None and dispatched.op:
-            at = f"in {clean(dispatched.op)} of {module_label(dispatched.module)}, {dispatched.phase}"
-            notes.append(f"the peak without them: {_both(dispatched.total_bytes)}, {at}")
-    return notes
+        yield f"{format_count(n)} more rows, of {format_bytes(largest)} or less"
+    if (peak := step.audited_peak) is None:
+        return
+    inside = format_count(peak.inside_bytes) if peak.inside_bytes else "none"
+    at = _place(peak.op, peak.module, peak.phase)
+    yield f"the peak with them: {_both(peak.total_bytes)}, {at} ({inside} of them inside it)"
+    if "cpu" in step.memory and (shown := step.memory["cpu"].peak).op:
+        yield f"the peak without them: {_both(shown.total_bytes)}, {_place(shown.op, shown.module, shown.phase)}"
+
+
+def _place(op: str, module: str, phase: str) -> str:
+    return f"in {clean(op)} of {module_label(module)}, {phase}" if op else "at the step's start"
 
 
 def growing_table(run: RunStatement) -> Table | None:
@@ -74,12 +77,11 @@ def growing_table(run: RunStatement) -> Table | None:
         return None
     last = max((step.index for step in run.steps), default=0)
     shown = run.growing[:MOST_ROWS]
-    cells = [(*_per_step(row.bytes_per_step), *_kind(row, last), clean(row.where or "")) for row in shown]
+    cells = [_growing_cells(row, last) for row in shown]
     if rest := run.growing[MOST_ROWS:]:
-        cells.append((*_per_step(sum(row.bytes_per_step for row in rest)), "everything else", *[""] * 5))
-    n_totals = int(len(run.growing) > 1)
-    if n_totals:
-        cells.append((*_per_step(sum(row.bytes_per_step for row in run.growing)), "total", *[""] * 5))
+        cells.append((*_per_step(rest), "everything else", "", "", "", "", ""))
+    if len(run.growing) > 1:
+        cells.append((*_per_step(run.growing), "total", "", "", "", "", ""))
     columns = (
         Column("bytes a step"),
         Column("", drop=3),
@@ -93,13 +95,19 @@ def growing_table(run: RunStatement) -> Table | None:
     n_columns = len(columns) if any(row.where for row in shown) else len(columns) - 1
     rows = tuple(row[:n_columns] for row in cells)
     title = "Growing: what step after step leaves behind, and something keeps"
-    return Table(title, columns[:n_columns], rows, n_totals=n_totals)
+    return Table(title, columns[:n_columns], rows, n_totals=int(len(run.growing) > 1))
 
 
-def _kind(row: Growth, last: int) -> tuple[str, str, str, str, str]:
-    n_steps = last - row.since_step + 1
+def _growing_cells(row: Growth, last_step: int) -> tuple[str, ...]:
     tensor = clean(f"{row.dtype} {shape_label(row.shape)}")
-    return row.category, module_label(row.module), clean(row.op), tensor, f"{format_count(n_steps)} steps"
+    n_steps = f"{format_count(last_step - row.since_step + 1)} steps"
+    made = (row.category, module_label(row.module), clean(row.op))
+    return (*_per_step([row]), *made, tensor, n_steps, clean(row.where or ""))
+
+
+def _per_step(rows: Iterable[Growth]) -> tuple[str, str]:
+    nbytes = sum(row.bytes_per_step for row in rows)
+    return f"+{format_count(nbytes)}", format_bytes(nbytes, signed=True)
 
 
 def unseen_facts(run: RunStatement) -> Facts | None:
@@ -111,10 +119,6 @@ def unseen_facts(run: RunStatement) -> Facts | None:
     if not run.blind_spots:
         return None
     return Facts("Not seen", tuple(("unseen", clean(line)) for line in run.blind_spots))
-
-
-def _per_step(nbytes: int) -> tuple[str, str]:
-    return f"+{format_count(nbytes)}", format_bytes(nbytes, signed=True)
 
 
 def _both(nbytes: int) -> str:
