@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from torchledger.journal.calls import BETWEEN_OPS, Call
-from torchledger.journal.entries import EXTERNAL, Journal
+from torchledger.journal.entries import EXTERNAL, LATE, Journal
 from torchledger.journal.rows import AuditedPeak, AuditRow
 from torchledger.read.events import repaired_events
 from torchledger.read.snapshots import there_before
@@ -79,6 +79,7 @@ class _Auditor:
         self._kept: Counter[int] = Counter()
         """Sizes of what is held and that no block claims."""
         self._kept_bytes = 0
+        self._next = journal.first
         self._phase = "outside"
         self._gap: tuple[str, int, str, int] | None = None
         self.peak: AuditedPeak | None = None
@@ -87,6 +88,7 @@ class _Auditor:
     def read(self, call: Call, until: int) -> None:
         """Read a call and what follows it, up to event number ``until``."""
         self._phase = call.phase or self._phase
+        self._claim_late(call.begin, until)
         kept_before = self._kept_bytes
         base = self._alive[call.begin] + kept_before
         base -= sum(n for position, n in self._added_into.items() if call.end <= position < until)
@@ -139,9 +141,23 @@ class _Auditor:
         self._kept_bytes -= claimed[2]
         return claimed[0], claimed[1], claimed[2]
 
+    def _claim_late(self, begin: int, until: int) -> None:
+        """Claim what was allocated unseen and met by the op, before its own results came: a Python number, boxed."""
+        came = [event for event in self._journal.events[begin:until] if event >= 0]
+        if not came:
+            return
+        for number in range(self._next, came[0]):
+            size = _cpu_bytes(self._journal, number) if self._journal.roles.get(number, 0) & LATE else 0
+            if size and self._kept[size] > 0:
+                self._kept[size] -= 1
+                self._kept_bytes -= size
+        self._next = came[-1] + 1
+
     def _went(self, begin: int, end: int) -> Counter[int]:
-        """Sizes of the blocks that went."""
-        return Counter(self._size(event) for event in self._journal.events[begin:end] if event < 0)
+        """Sizes of the blocks that went and whose coming the allocator told of."""
+        roles = self._journal.roles
+        went = (event for event in self._journal.events[begin:end] if event < 0)
+        return Counter(self._size(event) for event in went if not roles.get(~event, 0) & LATE)
 
     def _returned(self, end: int, until: int) -> int:
         """What the ledger counts when an op's results have come."""

@@ -62,7 +62,11 @@ class Audit:
         events = recorder.books.events
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            phase, module = self._where(kind)
+            try:
+                phase, module = self._where(kind)
+            except Exception as error:
+                recorder.fault(f"{name} could not be placed in the audit", error)
+                phase, module = OUTSIDE_PHASE, OUTSIDE
             position = len(events)
             call = Call(name, phase, module, position, position)
             number = len(calls)

@@ -46,7 +46,11 @@ class Auditor:
             self._later = audit.calls[len(calls) :]
             for call in self._later:
                 call.begin, call.end = call.begin - at.events, call.end - at.events
-        rows, peak = read_audit(journal, calls)
+        try:
+            rows, peak = read_audit(journal, calls)
+        except Exception as fault:  # the step itself has been read
+            self._problem = f"{type(fault).__name__}: {fault}"
+            return
         self._audited = replace(step, audit=rows, audited_peak=peak)
 
     def annotate(

@@ -68,10 +68,13 @@ class MemoryEvents:
     def _end(self) -> list[Any]:
         while self._undo:
             self._undo.pop()()
-        if not self._on or threading.get_ident() != self._thread:
+        if not self._on:
             return []
         self._on = False
         _open.remove(self)
+        if threading.get_ident() != self._thread:
+            self.problem = "the step ended on another thread"
+            return []
         return list(internals.disable_profiler())
 
     def _give_way(self) -> None:

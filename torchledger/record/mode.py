@@ -280,6 +280,7 @@ class Recorder(Locating, TorchDispatchMode):
         if self.registry_version != registry.version:
             self.registry_version = registry.version
             self.entries.clear()
+            self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
         count_allocating(entry, self.blind)
         if self.audit is not None:
