@@ -11,6 +11,7 @@ from torchledger.read.categories import settle
 from torchledger.read.events import phase_spans, repaired
 from torchledger.read.formulas import formulas
 from torchledger.read.snapshots import PEAK_ROWS, SnapshotReader, there_before
+from torchledger.units import format_number
 
 _NOTED_PART = 100
 """What makes less than this part of the peak needs no note."""
@@ -254,9 +255,8 @@ def _copies(journal: Journal) -> dict[str, tuple[Copies, ...]]:
 def _notes(journal: Journal, device: str, peak_bytes: int) -> tuple[str, ...]:
     notes = []
     if journal.compiled:
-        notes.append(
-            f"{len(journal.compiled)} compiled regions ran: what they allocate inside themselves is not known here."
-        )
+        regions = format_number(len(journal.compiled), "compiled region")
+        notes.append(f"{regions} ran: what they allocate inside themselves is not known here.")
     held: dict[str, int] = defaultdict(int)
     for name, begin, end in formulas(journal):
         born = [journal.block(event) for event in journal.events[begin:end] if event >= 0]
