@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,6 +70,34 @@ def _memory_events(run: Callable[[], Any]) -> list[tuple[int, int, int, list[Any
     walk(profiler.profiler.kineto_results.experimental_event_tree(), [])
     events.sort(key=lambda event: event[0])
     return events
+
+
+def bytes_inside_ops(run: Callable[[], Any]) -> dict[str, int]:
+    """Of each op that dispatch ends at, without a ledger: the most that one call held beyond what outlived it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    most: dict[str, int] = {}
+
+    def walk(nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            # An upsampling has a composite overload of the same name around it.
+            if "upsample_" in node.name or (node.name.startswith("aten::") and _is_leaf_op(node.name)):
+                events = sorted(_allocations([node]), key=lambda event: event[0])
+                sums = [0, *itertools.accumulate(nbytes for _, nbytes, _ in events)]
+                name = "aten." + node.name.removeprefix("aten::")
+                most[name] = max(most.get(name, 0), max(sums) - sums[-1])
+            else:
+                walk(node.children)
+
+    walk(profiler.profiler.kineto_results.experimental_event_tree())
+    return {name: nbytes for name, nbytes in most.items() if nbytes}
+
+
+def _allocations(nodes: Iterable[Any]) -> Iterable[tuple[int, int, int]]:
+    for node in nodes:
+        if node.tag.name == "Allocation":
+            yield node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr
+        yield from _allocations(node.children)
 
 
 def _inside_ops(events: list[tuple[int, int, int, list[Any]]]) -> set[int]:

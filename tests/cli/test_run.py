@@ -48,7 +48,7 @@ LIGHT = """
 import sys, types
 from synthetic import gpt_report
 class Ledger:
-    def __init__(self, tokens_per_step=None): pass
+    def __init__(self, tokens_per_step=None, audit=False): pass
     def __enter__(self): return self
     def __exit__(self, *error): pass
     report = property(lambda self: gpt_report())
@@ -233,3 +233,25 @@ def test_a_run_in_which_nothing_ran_says_so_in_two_lines(source: str, tmp_path: 
     assert page[0] == "torchledger: nothing was recorded"
     assert page[1].startswith("  why  ")
     assert len(page) == 2
+
+
+def test_an_audit_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(800, 2))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    net(torch.randn(4, 8, 10, 10, requires_grad=True)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    done = run(tmp_path, "--audit", "--json", "out.json", "net.py")
+    assert done.returncode == 0, done.stderr
+    report = Report.load(tmp_path / "out.json")
+    assert [bool(step.audit) for step in report.steps] == [False, True, False]
+    row = report.steps[1].audit[0]
+    assert (row.op, row.module, row.phase) == ("aten.native_batch_norm_backward", "0", "backward")
+    assert row.nbytes == 4 * 4 * 8 * 10 * 10
+    assert "Held inside ops" in done.stderr
+    assert (report.blind_spots, report.growing, report.faults) == ((), (), ())

@@ -25,7 +25,7 @@ USAGE_ERROR = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    options = "[-h] [--json PATH] [--tokens-per-step N]"
+    options = "[-h] [--json PATH] [--tokens-per-step N] [--audit]"
     parser.usage = f"%(prog)s {options} SCRIPT ARGS...\n       %(prog)s {options} -m MODULE ARGS..."
     parser.add_argument(
         "--json",
@@ -35,6 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-step", metavar="N", help="tokens that a step trains on, as in 4096 or 4k, for FLOPs a token"
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="run one step under the profiler too, and list what ops hold inside themselves on the CPU",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument(
@@ -54,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
         check_writable(path)  # before the program has run for hours
     from torchledger.ledger import Ledger, count_steps  # brings torch, which no refusal above needs
 
-    ledger = count_steps(Ledger(tokens_per_step=tokens))
+    ledger = count_steps(Ledger(tokens_per_step=tokens, audit=arguments.audit))
     process = os.getpid()
 
     def deliver(code: int) -> int:

@@ -37,7 +37,7 @@ from torchledger.journal.decoding import (
 )
 from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
 from torchledger.journal.migrations import MIGRATIONS
-from torchledger.journal.rows import AuditRow, Growth
+from torchledger.journal.rows import AuditedPeak, AuditRow, Growth
 from torchledger.journal.statements import (
     CATEGORIES,
     PHASES,
@@ -294,6 +294,11 @@ _AUDIT = record(
     AuditRow, {**dict.fromkeys(("op", "module"), text), "phase": _PHASE, **dict.fromkeys(("nbytes", "calls"), _COUNT)}
 )
 
+_AUDITED_PEAK = record(
+    AuditedPeak,
+    {**dict.fromkeys(("op", "module"), text), "phase": _PHASE, "total_bytes": _COUNT, "inside_bytes": _COUNT},
+)
+
 _STEP = record(
     StepReport,
     {
@@ -304,6 +309,7 @@ _STEP = record(
         "memory": mapping(_MEMORY),
         "evidence": _EVIDENCE,
         "audit": array(_AUDIT),
+        "audited_peak": optional(_AUDITED_PEAK),
         "notes": array(text),
     },
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -19,12 +20,16 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.journal.calls import Call
 from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record.arrivals import COMPILED
+from torchledger.record.audit import Audit
+from torchledger.record.blind import BlindSpots
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.deciding import Deciding
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.inside import count_allocating
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
@@ -74,6 +79,9 @@ class Recorder(Locating, TorchDispatchMode):
         self.deciding = Deciding(self.books)
         self.sharing = Sharing(self.books, self.fault)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.blind = BlindSpots()
+        self.audit: Audit | None = None
+        self.plain_entries = self.entries
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -104,6 +112,22 @@ class Recorder(Locating, TorchDispatchMode):
             return False
         finally:
             self.end_watching()
+
+    def begin_audit(self, earlier: Iterable[Call] = ()) -> str:
+        """Note what the allocator does in each call of an op, until `end_audit`; or say why that cannot be."""
+        audit = Audit(self, earlier)
+        if not audit.begin():
+            return audit.problem
+        self.audit, self.entries, self.plain_entries = audit, {}, self.entries  # each op is learnt anew, and marked
+        return ""
+
+    def end_audit(self) -> Audit | None:
+        """End it, if it is on."""
+        audit = self.audit
+        if audit is not None:
+            self.audit, self.entries = None, self.plain_entries
+            audit.end()
+        return audit
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
@@ -292,7 +316,11 @@ class Recorder(Locating, TorchDispatchMode):
         if self.registry_version != registry.version:
             self.registry_version = registry.version
             self.entries.clear()
+            self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        count_allocating(entry, self.blind)
+        if self.audit is not None:
+            self.audit.wrap(entry)
         return entry
 
     def foreign(self, types: Any) -> bool | None:
@@ -328,6 +356,8 @@ class Recorder(Locating, TorchDispatchMode):
         if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
             module = self.runs[-1].log.module_of(node._sequence_nr())
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
+        if self.audit is not None:
+            self.audit.compiled_graph_runs(module)
         for name in products_inside(graph):
             self.uncounted(name, module)
 

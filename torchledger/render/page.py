@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torchledger.journal.statements import PHASES, MemoryStatement, RunStatement, StepReport
 from torchledger.read.utilization import read_utilization
+from torchledger.render.findings import audit_table, growing_table, unseen_facts
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.render.rows import has_allocator_reading, step_shown
 from torchledger.render.tables import (
@@ -41,17 +42,21 @@ def _sections(run: RunStatement) -> Iterator[Section]:
         yield Facts("FAULTS inside torchledger: the numbers below may be wrong. Please report them.", lines, loud=True)
     step = step_shown(run)
     if step is None or not _has_numbers(run):
-        unseen = (("not seen", clean(spot)) for spot in run.blind_spots)
-        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)), *unseen))
+        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)),))
+        if (unseen := unseen_facts(run)) is not None:
+            yield unseen
         return
     yield Facts("torchledger", tuple(_summary(run, step)))
     yield from _flop_sections(run, step)
     device = run.main_device if run.main_device in step.memory else step.main_device
     if device in step.memory:
         yield from _memory_sections(step, device)
+    yield from (table for table in (growing_table(run), *map(audit_table, run.steps)) if table is not None)
     notes = dict.fromkeys(clean(note) for note in _notes_of(step))
     if notes:
         yield Facts("Notes", tuple(("note", note) for note in notes))
+    if (unseen := unseen_facts(run)) is not None:
+        yield unseen
 
 
 def _has_numbers(run: RunStatement) -> bool:
