@@ -108,8 +108,9 @@ def decode_run(document: object) -> RunStatement:
     indices = [step.index for step in fields["steps"]]
     if indices != sorted(set(indices)):
         raise refuse("steps", "are not in the order of their indices")
+    known = set(map(str, indices))
     for key in journals:
-        if key not in map(str, indices):
+        if key not in known:
             raise refuse(at_key("journals", key), "belongs to no step of the report")
     fields["journals"] = {int(key): decode_journal(value, at_key("journals", key)) for key, value in journals.items()}
     index = fields.pop("peak_step")

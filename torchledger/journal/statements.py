@@ -327,7 +327,8 @@ class RunStatement:
         object.__setattr__(self, "steps", tuple(steps[index] for index in sorted(steps)))
         device = self.main_device
         peaks = {step.index: step.memory[device].peak.total_bytes for step in self.steps if device in step.memory}
-        highest = [index for index, peak in peaks.items() if peak == max(peaks.values())]
+        most = max(peaks.values(), default=0)
+        highest = [index for index, peak in peaks.items() if peak == most]
         chosen = next((step.index for step in given if step.index in highest), highest[0] if highest else None)
         object.__setattr__(self, "peak_step", None if chosen is None else steps[chosen])
 

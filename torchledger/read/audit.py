@@ -9,7 +9,7 @@ from itertools import accumulate
 from torchledger.journal.calls import BETWEEN_OPS, Call
 from torchledger.journal.entries import EXTERNAL, LATE, Journal
 from torchledger.journal.rows import AuditedPeak, AuditRow
-from torchledger.read.events import repaired_events
+from torchledger.read.events import repaired
 from torchledger.read.snapshots import there_before
 
 AUDIT_ROWS = 1000
@@ -180,14 +180,14 @@ def _cpu_bytes(journal: Journal, number: int) -> int:
 def _alive_bytes(journal: Journal) -> list[int]:
     start = sum(_cpu_bytes(journal, number) for number, _ in there_before(journal))
     changes = (
-        _cpu_bytes(journal, event) if event >= 0 else -_cpu_bytes(journal, ~event) for event in repaired_events(journal)
+        _cpu_bytes(journal, event) if event >= 0 else -_cpu_bytes(journal, ~event) for event in repaired(journal).events
     )
     return list(accumulate(changes, initial=start))
 
 
 def _added_into(journal: Journal) -> dict[int, int]:
     """Bytes of the blocks whose place a sum took, by the position of the sum's coming."""
-    events = repaired_events(journal)
+    events = repaired(journal).events
     return {
         position: _cpu_bytes(journal, old)
         for position, old in journal.inplace_adds

@@ -10,7 +10,7 @@ from torchledger.journal.evidence import StepEvidence
 from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
-from torchledger.read.events import repaired_events
+from torchledger.read.events import repaired
 from torchledger.read.evidence import gather_evidence
 from torchledger.read.flops import flop_statement
 from torchledger.read.growth import GrowthReader
@@ -103,9 +103,9 @@ class StepReader:
 
 def read_journal(journal: Journal, allocators: Allocators | None = None) -> StepReading:
     """The reading of one journal by itself."""
-    events = repaired_events(journal)
-    settled = settle(journal, events)
-    plain = memory_statements(journal, settled, events)
+    as_alone = repaired(journal)
+    settled = settle(as_alone, as_alone.events)
+    plain = memory_statements(as_alone, settled, as_alone.events)
     dispatched = dispatched_bytes(journal, settled) if allocators else {}
     evidence = gather_evidence(journal, settled)
     return _ask(journal, StepReading(flop_statement(journal), evidence, plain, settled, plain, dispatched), allocators)
