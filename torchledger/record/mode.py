@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -258,7 +259,20 @@ class Recorder(Locating, TorchDispatchMode):
             self.registry_version = registry.version
             self.entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        if func is torch.ops.aten.convolution.default:
+            self.keep_trace_out(entry)
         return entry
+
+    def keep_trace_out(self, entry: Entry) -> None:
+        """Of all ops `aten.convolution` alone arrives with `torch.jit.trace` on, which would note the sizes we read."""
+        inner, key = Entry(entry.op), object()
+        self.entries[id(key)] = inner
+
+        def call(*args: Any) -> Any:
+            with internals.no_tracing():
+                return self.__torch_dispatch__(key, (), args)
+
+        entry.kind, entry.call = Kind.VIEW, call
 
     def foreign(self, types: Any) -> bool | None:
         """None: an ordinary op. True: a subclass must handle it first. False: not the program's own work."""
@@ -289,12 +303,21 @@ class Recorder(Locating, TorchDispatchMode):
 
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
-        module = place.stack[-1] if place.stack else OUTSIDE
-        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
-            module = self.runs[-1].log.module_of(node._sequence_nr())
+        module = self.module_at(place)
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
-        for name in products_inside(graph):
+        self.products_ran(products_inside(graph), place)
+
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Products ran in kernels that no dispatch shows: they are named."""
+        module = self.module_at(place)
+        for name in products:
             self.uncounted(name, module)
+
+    def module_at(self, place: Place) -> int:
+        """The module that runs on a thread, or whose backward does."""
+        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
+            return self.runs[-1].log.module_of(node._sequence_nr())
+        return place.stack[-1] if place.stack else OUTSIDE
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from torchledger.journal.statements import OUTSIDE_MODULE
@@ -46,7 +47,7 @@ class Names:
 
     def add_root(self, model: nn.Module, *, given: bool) -> None:
         """Name a model and all modules in it; those already known (from a part called before) are renamed."""
-        class_name = type(model).__name__
+        class_name = class_name_of(model)
         if not given and next(model.parameters(), None) is None:
             root = self._root(class_name, major=False, model=None)
         else:
@@ -80,7 +81,7 @@ class Names:
     def add_passing(self, module: nn.Module, parent: int) -> int:
         """The number of a module that is registered nowhere: made during a forward, and named after its class."""
         owner, path = self._modules[parent]
-        name = join_path(path if parent else "", type(module).__name__)
+        name = join_path(path if parent else "", class_name_of(module))
         number = self._number(owner, name)
         self._remember(module, number)
         return number
@@ -151,6 +152,16 @@ def join_path(prefix: str, path: str) -> str:
     ('blocks.0', 'head')
     """
     return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def class_name_of(module: nn.Module) -> str:
+    """The class of a module; of a scripted or traced one, that which it was made from.
+
+    >>> class_name_of(nn.Linear(2, 2))
+    'Linear'
+    """
+    original = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
+    return original or type(module).__name__
 
 
 def clean_path(path: str) -> str:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from torchledger import internals
 from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, ParameterRow
-from torchledger.record.names import OUTSIDE, Names
+from torchledger.record.names import OUTSIDE, Names, class_name_of
 from torchledger.record.storages import Books
 
 _storage_of = torch.Tensor.untyped_storage
@@ -77,7 +77,7 @@ class ParameterBooks:
             new = self._enter(parameter, PARAMETER, number)
             row = self._old_rows.get(number)
             if row is None or new or row.trainable is not parameter.requires_grad:
-                row = self._row(number, parameter, type(module).__name__, key)
+                row = self._row(number, parameter, class_name_of(module), key)
             self._rows[number] = row
         for buffer in module._buffers.values():
             if buffer is not None and not is_lazy(buffer):
@@ -92,7 +92,8 @@ class ParameterBooks:
         holder = reference()
         # The id may be that of another tensor by now.
         if isinstance(holder, nn.Module):
-            there = holder._parameters.get(key)
+            held = holder._parameters
+            there = held.get(key) if isinstance(held, dict) else dict(held.items()).get(key)  # a scripted module's
         elif holder is not None:
             groups = holder.param_groups
             there = groups[key[0]]["params"][key[1]] if key[0] < len(groups) else None

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
 from torchledger.record.leaving import keep_flags
+from torchledger.record.scripts import watch_scripts
 
 
 class Watcher(Protocol):
@@ -48,6 +49,15 @@ class Watcher(Protocol):
 
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""
+
+    def begin_script(self) -> None:
+        """Scripted code is about to run."""
+
+    def end_script(self) -> None:
+        """It has run, or raised."""
+
+    def script_ran(self, products: tuple[str, ...]) -> None:
+        """It has run these products in fused kernels of its own."""
 
 
 autograd: Any = torch.autograd
@@ -84,6 +94,7 @@ def _install() -> None:
     _patch_inductor()
     _patch_backward()
     _patch_resize()
+    watch_scripts(_replace, _watchers.get)
     pre = register_optimizer_step_pre_hook(_before_optimizer)
     post = register_optimizer_step_post_hook(_after_optimizer)
     _undo.extend((pre.remove, post.remove))
@@ -156,16 +167,17 @@ class _Compiling:
 
     def attach(self) -> None:
         """Register with Dynamo, if somebody has imported it by now."""
-        if self._handler is None and (handler := internals.dynamo_callbacks()) is not None:
+        handler = internals.dynamo_callbacks()
+        if handler is not None and self._start not in handler.start_callbacks:  # `torch._dynamo.reset` takes it out
             handler.register_start_callback(self._start)
             handler.register_end_callback(self._end)
             self._handler = handler
 
     def close(self) -> None:
-        if self._handler is not None:
+        if self._handler is not None and self._start in self._handler.start_callbacks:
             self._handler.remove_start_callback(self._start)
             self._handler.remove_end_callback(self._end)
-            self._handler = None
+        self._handler = None
         _compile_watch.remove(self)
 
     def _start(self, _: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -122,6 +123,9 @@ class Listener(Protocol):
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Generated code is about to run."""
 
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Products of unknown cost ran where no dispatch shows them."""
+
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
 
@@ -129,12 +133,14 @@ class Listener(Protocol):
 class Place:
     """One thread, as one ledger sees it."""
 
-    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread")
+    __slots__ = ("log", "numbers", "recorder", "scripts", "seen_number", "stack", "thread")
 
     def __init__(self, recorder: Listener, thread: int) -> None:
         self.recorder = recorder
         self.thread = thread
         self.stack: list[int] = []
+        self.scripts = 0
+        """How many calls of scripted code run."""
         self.log = NodeLog()
         self.log.note(_get_sequence_nr(), OUTSIDE)
         self.numbers = recorder.names.module_numbers
@@ -145,15 +151,22 @@ class Place:
         stack = self.stack
         number = self.numbers.get(id(module))
         if number is None or not stack:
-            try:
-                number = self.recorder.module_begins(module, self)
-                if not stack:
-                    self.recorder.note_batch(module, number, args, kwargs)
-            except Exception as error:
-                self.recorder.fault(f"{type(module).__name__} could not be entered", error)
-                number = self.numbers.get(id(module), OUTSIDE)
+            number = self._begin_module(module, args, kwargs)
         stack.append(number)
         self.log.note(_get_sequence_nr(), number)
+
+    def _begin_module(self, module: nn.Module, args: Any, kwargs: Any) -> int:
+        """The number of a module that runs at the top, or that has none yet."""
+        recorder = self.recorder
+        try:
+            with internals.no_tracing():  # which would write the sizes that we read into the program's graph
+                number = recorder.module_begins(module, self)
+                if not self.stack:
+                    recorder.note_batch(module, number, args, kwargs)
+                return number
+        except Exception as error:
+            recorder.fault(f"{type(module).__name__} could not be entered", error)
+            return self.numbers.get(id(module), OUTSIDE)
 
     def leave_module(self) -> None:
         """It has run, or raised."""
@@ -197,6 +210,18 @@ class Place:
             self.recorder.storage_resized(storage, self)
         except Exception as error:
             self.recorder.fault("a new size could not be noted", error)
+
+    def begin_script(self) -> None:
+        """Scripted code is about to run."""
+        self.scripts += 1
+
+    def end_script(self) -> None:
+        """It has run, or raised."""
+        self.scripts -= 1
+
+    def script_ran(self, products: tuple[str, ...]) -> None:
+        """It has run these products in fused kernels of its own."""
+        self.recorder.products_ran(products, self)
 
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""

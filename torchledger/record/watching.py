@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -171,6 +172,9 @@ class Watching:
 
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Overridden by the recorder: generated code is about to run."""
+
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Overridden by the recorder: products ran where no dispatch shows them."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
