@@ -236,6 +236,11 @@ def dynamo_callbacks() -> Any:
     return getattr(module, "callback_handler", None)
 
 
+def dynamo_frames() -> Any:
+    """Dynamo's module that turns frames into graphs, or None as long as nothing has imported it."""
+    return sys.modules.get("torch._dynamo.convert_frame")
+
+
 # What simulated devices stand on.
 
 _missing_for_simulation: list[str] = []

@@ -37,6 +37,8 @@ class Names:
     """id(module) -> number, while the module lives."""
     parameter_modules: list[int] = field(default_factory=list)
     """The number of the module that holds each parameter."""
+    scripted: set[int] = field(default_factory=set)
+    """The numbers of scripted and traced modules, whose parts call one another unseen."""
     _parameter_keys: list[str] = field(default_factory=list)
     _parameter_numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     _roots: list[_Root] = field(default_factory=list)
@@ -59,6 +61,8 @@ class Names:
                 self._remember(module, self._number(root, clean))
             elif self._modules[known][0] != root and self._modules[known][1] == "":
                 self._retire(known, root, clean)
+            if isinstance(module, torch.jit.ScriptModule):
+                self.scripted.add(self.module_numbers[id(module)])
 
     def _root(self, class_name: str, *, major: bool, model: weakref.ref[nn.Module] | None) -> int:
         """A root of that class whose model is gone (or any, of a minor class), or a new one."""
@@ -94,6 +98,11 @@ class Names:
             self._parameter_keys.append(key)
             self.parameter_modules.append(module)
         return number
+
+    def owner_in_script(self, parameter: int, module: int) -> int:
+        """The module that holds a parameter, if it is a scripted one too: a product of it that ``module`` ran is its."""
+        owner = self.parameter_modules[parameter]
+        return owner if owner in self.scripted else module
 
     def module_paths(self) -> list[str]:
         """The path of each module by number: the root model is ``""``; of several, each begins with its class name."""

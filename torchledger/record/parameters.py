@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torchledger import internals
 from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, ParameterRow
 from torchledger.record.names import OUTSIDE, Names, class_name_of
+from torchledger.record.scripts import constants_of
 from torchledger.record.storages import Books
 
 _storage_of = torch.Tensor.untyped_storage
@@ -51,6 +52,9 @@ class ParameterBooks:
                 number = numbers.get(id(module), OUTSIDE)
                 self._holders[number] = weakref.ref(module)
                 self._enter_module(number, module)
+            elif isinstance(module, torch.jit.ScriptModule) and next(module.parameters(), None) is None:
+                for constant in constants_of(module):
+                    self._enter(constant, BUFFER, -1, numbers.get(id(module), OUTSIDE))
 
     def enter_all(self) -> None:
         """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
@@ -105,6 +109,11 @@ class ParameterBooks:
         """Elements of a parameter, -1 where it is not known."""
         row = self._rows.get(number) or self._old_rows.get(number)
         return -1 if row is None else row.n_elements
+
+    def is_trainable(self, number: int) -> bool:
+        """Whether a parameter needs a gradient, as the last step's end (or its finding) saw it."""
+        row = self._rows.get(number) or self._old_rows.get(number)
+        return row is not None and row.trainable
 
     def rows(self) -> list[ParameterRow]:
         """What there is of each parameter, as `enter_all` found them."""

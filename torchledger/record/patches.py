@@ -171,7 +171,37 @@ class _Compiling:
         if handler is not None and self._start not in handler.start_callbacks:  # `torch._dynamo.reset` takes it out
             handler.register_start_callback(self._start)
             handler.register_end_callback(self._end)
+            if self._handler is None:
+                self._outlive_reset(handler)
+                self._cover_capture()
             self._handler = handler
+
+    def _outlive_reset(self, handler: Any) -> None:
+        """`torch._dynamo.reset`, as a strict `torch.export` calls it, takes all callbacks out."""
+        clear = handler.clear
+
+        def clear_and_attach() -> None:
+            clear()
+            if self._handler is not None:
+                self.attach()
+
+        _replace(handler, "clear", clear_and_attach)
+
+    def _cover_capture(self) -> None:
+        """A strict `torch.export` compiles without calling back."""
+        frames = internals.dynamo_frames()
+        original = getattr(frames, "_fullgraph_capture_frame", None)
+        if original is None:
+            return
+
+        def capture(*args: Any, **kwargs: Any) -> Any:
+            self._start(None)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end(None)
+
+        _replace(frames, "_fullgraph_capture_frame", capture)
 
     def close(self) -> None:
         if self._handler is not None and self._start in self._handler.start_callbacks:
