@@ -16,6 +16,7 @@ from torchledger.errors import BaselineFileError
 from torchledger.gate.baselines import (
     ANYWHERE,
     BaselineFile,
+    Sample,
     baseline_path,
     judge_sample,
     read_baselines,
@@ -25,7 +26,9 @@ from torchledger.gate.baselines import (
     write_baselines,
 )
 from torchledger.gate.properties import Check, decode_checks, encode_check
+from torchledger.gate.quantities import Measured
 from torchledger.gate.rows import decode_rows, encode_rows
+from torchledger.journal.statements import MemorySnapshot
 from torchledger.report import Report
 
 H100 = {"torch": "2.13.1+cu126", "accelerator": "h100-sxm", "devices": {"cuda:0": {"name": "NVIDIA H100 80GB HBM3"}}}
@@ -181,3 +184,11 @@ def test_checks_travel_as_properties(checks: list[Check]) -> None:
     pairs = [pair for number, check in enumerate(checks, start=1) for pair in encode_check(check, number)]
     assert all(isinstance(value, str | int) for _, value in pairs)
     assert decode_checks([("theirs", "x"), *pairs, ("torchledger.peak_bytes", 3)]) == checks
+
+
+def test_an_account_that_is_newer_than_a_baseline_is_new_only_where_it_holds_something() -> None:
+    entry = {"any device, any torch": {"flops": 4}}
+    for value, outcome in ((0, "PASS"), (3, "NEW")):
+        values = {"flops": Measured(4, 0, "cpu"), "inference_flops": Measured(value, 0, "cpu")}
+        sample = Sample(values, "cpu, torch 2.13", "cpu", True, MemorySnapshot())
+        assert [verdict.outcome for verdict in judge_sample(entry, sample, None)] == ["PASS", outcome]

@@ -15,7 +15,14 @@ from torchledger.report import Report
 
 def test_every_key_of_the_design_is_there() -> None:
     named = {"peak", "requested", "allocated", "reserved", "flops", "model_flops", "forward_flops", "backward_flops"}
-    named |= {"recompute_flops", "optimizer_flops", "outside_flops", "attention_rescore_flops", "int_ops"}
+    named |= {
+        "recompute_flops",
+        "optimizer_flops",
+        "inference_flops",
+        "outside_flops",
+        "attention_rescore_flops",
+        "int_ops",
+    }
     assert set(QUANTITIES) == named | set(CATEGORIES) | {"uncounted_ops", "compiled_regions"}
     assert all(key == quantity.key for key, quantity in QUANTITIES.items())
 
@@ -34,7 +41,7 @@ def test_numbers_by_hand() -> None:
     # A category's own highest value, which for gradients lies elsewhere than the peak.
     assert (found["gradients"], memory.peak.gradients) == (100 * MIB + 4, 50 * MIB)
     assert (found["uncounted_ops"], found["int_ops"], found["compiled_regions"]) == (5, 17, 4)
-    phases = ("forward", "backward", "recompute", "optimizer", "outside")
+    phases = ("forward", "backward", "recompute", "optimizer", "inference", "outside")
     assert sum(found[f"{phase}_flops"] for phase in phases) == found["flops"] == 620_346_557
     assert found["model_flops"] == found["flops"] - found["recompute_flops"] - found["attention_rescore_flops"]
 

@@ -170,7 +170,10 @@ CASES: dict[str, tuple[Callable[[Document], object], str]] = {
         lambda d: d["steps"][1]["flops"]["by_module"]["blocks.3"].update(forward=7),
         "steps[1].flops: has the module '' whose children and own ops add up to",
     ),
-    "the model's share": (lambda d: d["steps"][1]["flops"].update(model=1), "total - recompute - attention_rescore"),
+    "the model's share": (
+        lambda d: d["steps"][1]["flops"].update(model=1),
+        "total - recompute - inference - attention_rescore",
+    ),
     "a part above its whole": (
         lambda d: d["flops"].update(approximate=10**12),
         "flops: has approximate above the total",
@@ -207,7 +210,7 @@ CASES: dict[str, tuple[Callable[[Document], object], str]] = {
     "a foreign journal": (lambda d: d.update(journals={"9": {}}), 'journals["9"]: belongs to no step'),
     "an odd journal key": (lambda d: d.update(journals={"01": {}}), 'journals["01"]: belongs to no step'),
     "a broken journal": (lambda d: d.update(journals={"1": {}}), 'journals["1"]: lacks the key "strings"'),
-    "schema 0": (lambda d: d.update(schema=0), "schema: is 0, but must be a number from 1 to 1"),
+    "schema 0": (lambda d: d.update(schema=0), "schema: is 0, but must be a number from 1 to 2"),
     "schema true": (lambda d: d.update(schema=True), "schema: is true"),
     "no schema": (lambda d: d.pop("schema"), "schema: is null"),
     "a long name": (lambda d: d["flops"]["by_op"].update({"x" * 999 + "\n": -1}), 'xxx..."]: is -1'),
@@ -265,13 +268,14 @@ def test_older_schemas_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatch
         calls.append(old["schema"])
         return {("n_steps" if key == "steps_recorded" else key): value for key, value in old.items()}
 
-    monkeypatch.setattr(schema, "SCHEMA", 3)
-    monkeypatch.setitem(MIGRATIONS, 1, rename)
-    monkeypatch.setitem(MIGRATIONS, 2, rename)
+    first = SCHEMA
+    monkeypatch.setattr(schema, "SCHEMA", first + 2)
+    monkeypatch.setitem(MIGRATIONS, first, rename)
+    monkeypatch.setitem(MIGRATIONS, first + 1, rename)
     old = {("steps_recorded" if key == "n_steps" else key): value for key, value in document.items()}
-    assert decode_run(old) == decode_run({**document, "schema": 3})
-    assert calls == [1, 2]
-    assert old["schema"] == 1  # the given dict is left alone
+    assert decode_run(old) == decode_run({**document, "schema": first + 2})
+    assert calls == [first, first + 1]
+    assert old["schema"] == first  # the given dict is left alone
 
 
 def test_there_is_a_migration_from_every_older_schema() -> None:

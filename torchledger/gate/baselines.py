@@ -113,6 +113,10 @@ def _is_simulated(run: RunStatement, device: str) -> bool:
     return is_accelerator(device) and bool(facts.get("simulated") or run.environment.get("simulated"))
 
 
+_LATER_ACCOUNTS = ("inference_flops", "communication", "unsharded_parameters")
+"""Baselines of before these were accounts lack them; where they are 0 nothing is new."""
+
+
 def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fraction | None) -> tuple[Verdict, ...]:
     """A verdict for each value: ``PASS``, ``REGRESSION``, ``WIN``; ``NEW`` or ``NO-MATCH`` where there is no number.
 
@@ -134,6 +138,8 @@ def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fractio
         found = sample.values.get(key) or Measured(0, 0, sample.device)
         group = sample.group_of(key)
         base = _number(groups, group, key)
+        if base is None and not found.value and key in _LATER_ACCOUNTS and group in groups:
+            base = 0
         if base is None:
             others = group not in groups and group != ANYWHERE and any(name != ANYWHERE for name in groups)
             outcome, allowed = ("NO-MATCH" if others else "NEW"), None

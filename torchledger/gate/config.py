@@ -204,7 +204,7 @@ def _check_table(table: Mapping[str, object]) -> dict[str, object]:
             known = [name for name, option in options.items() if option.in_file] + list(QUANTITIES)
             import difflib
 
-            near = difflib.get_close_matches(key[:60], known, n=2)
+            near = difflib.get_close_matches(key[:60], known, n=2, cutoff=0.7)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}."
             raise UsageError(f"{where}: unknown key {key!r}: {hint}")
         if isinstance(value, Mapping):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchledger.errors import UsageError
-from torchledger.journal.statements import CATEGORIES, MemoryStatement, RunStatement, StepReport
+from torchledger.journal.statements import CATEGORIES, PHASES, MemoryStatement, RunStatement, StepReport
 from torchledger.units import format_bytes, format_count, format_flops, parse_bytes, parse_count, parse_flops
 
 Unit = Literal["bytes", "flops", "count"]
@@ -97,8 +97,8 @@ def _quantities() -> Iterator[Quantity]:
     )
     yield from map(_category, CATEGORIES)
     yield _flops("flops", "total", "FLOPs that the hardware executed")
-    yield _flops("model_flops", "model", "FLOPs of the model, without recompute and attention rescore")
-    for phase in ("forward", "backward", "recompute", "optimizer", "outside"):
+    yield _flops("model_flops", "model", "FLOPs of the model, without recompute, inference and attention rescore")
+    for phase in PHASES:
         yield _flops(f"{phase}_flops", phase, f"FLOPs of the phase {phase}")
     yield _flops("attention_rescore_flops", "attention_rescore", "FLOPs of attention scores computed again")
     yield _flops("int_ops", "int_ops", "operations of integer products", "count")
@@ -130,7 +130,7 @@ def find_quantity(key: str) -> Quantity:
     found = QUANTITIES.get(key)
     if found is not None:
         return found
-    near = difflib.get_close_matches(key[:60].lower(), QUANTITIES, n=3)
+    near = difflib.get_close_matches(key[:60].lower(), QUANTITIES, n=3, cutoff=0.7)
     shown = repr(key if len(key) <= 60 else key[:57] + "...")
     if near:
         raise UsageError(f"there is no quantity {shown}: did you mean {' or '.join(map(repr, near))}?")

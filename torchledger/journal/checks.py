@@ -40,9 +40,9 @@ def check_flops(flops: FlopStatement) -> str | None:
     for name, found in sums.items():
         if found != total:
             return f"has {name} that add up to {found}, not to the total of {total}"
-    model = total - flops.recompute - flops.attention_rescore
+    model = total - flops.recompute - flops.inference - flops.attention_rescore
     if flops.model != model:
-        return f"has model of {flops.model}, but total - recompute - attention_rescore is {model}"
+        return f"has model of {flops.model}, but total - recompute - inference - attention_rescore is {model}"
     for name in ("causal_model", "approximate", "upper_bound"):
         if getattr(flops, name) > total:
             return f"has {name} above the total of {total}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 from torchledger.errors import ReportFileError
@@ -37,6 +36,8 @@ from torchledger.journal.decoding import (
     text,
 )
 from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
+from torchledger.journal.migrations import MIGRATIONS
+from torchledger.journal.rows import AuditRow, Growth
 from torchledger.journal.statements import (
     CATEGORIES,
     PHASES,
@@ -53,11 +54,8 @@ from torchledger.journal.statements import (
 )
 
 FORMAT = "torchledger-report"
-SCHEMA = 1
+SCHEMA = 2
 """Goes up with every change of the layout; a migration from the older number then joins `MIGRATIONS`."""
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""By schema number: what turns a document of that schema into one of the next."""
 
 _COUNT = integer()
 _COUNTS = mapping(_COUNT)
@@ -70,7 +68,7 @@ def encode_run(run: RunStatement, *, journal: bool = False) -> dict[str, Any]:
     """The run as a dict that JSON can hold; tables are sorted, save those whose order says something.
 
     >>> encode_run(RunStatement())["schema"]
-    1
+    2
     """
     document = {
         "format": FORMAT,
@@ -82,6 +80,9 @@ def encode_run(run: RunStatement, *, journal: bool = False) -> dict[str, Any]:
         "faults": _encode(run.faults),
         "flops": _encode(run.flops),
         "steps": _encode(run.steps),
+        "remainder": _encode(run.remainder),
+        "growing": _encode(run.growing),
+        "blind_spots": _encode(run.blind_spots),
     }
     if journal:
         document["journals"] = {str(index): encode_journal(run.journals[index]) for index in sorted(run.journals)}
@@ -96,9 +97,9 @@ def decode_run(document: object) -> RunStatement:
 
     >>> decode_run(encode_run(RunStatement())) == RunStatement()
     True
-    >>> decode_run({"format": "torchledger-report", "schema": 2})
+    >>> decode_run({"format": "torchledger-report", "schema": 3})
     Traceback (most recent call last):
-    torchledger.errors.ReportFileError: written by a newer torchledger (schema 2; this one reads up to 1)...
+    torchledger.errors.ReportFileError: written by a newer torchledger (schema 3; this one reads up to 2)...
     """
     entries = _migrate(document)
     journals = as_object(entries.pop("journals", {}), "journals")
@@ -241,7 +242,7 @@ _SNAPSHOT = checked(
             "module": text,
             "op": text,
             "largest": array(_ALLOCATION),
-            **dict.fromkeys(("gradient_elements", "optimizer_scalars"), _COUNT),
+            **dict.fromkeys(("gradient_elements", "optimizer_scalars", "mapped_bytes"), _COUNT),
         },
     ),
     check_snapshot,
@@ -288,6 +289,10 @@ _EVIDENCE = record(
     },
 )
 
+_AUDIT = record(
+    AuditRow, {**dict.fromkeys(("op", "module"), text), "phase": _PHASE, **dict.fromkeys(("nbytes", "calls"), _COUNT)}
+)
+
 _STEP = record(
     StepReport,
     {
@@ -297,6 +302,20 @@ _STEP = record(
         "flops": checked(_FLOPS, check_tree),
         "memory": mapping(_MEMORY),
         "evidence": _EVIDENCE,
+        "audit": array(_AUDIT),
+        "notes": array(text),
+    },
+)
+
+_GROWTH = record(
+    Growth,
+    {
+        "category": one_of(CATEGORIES),
+        **dict.fromkeys(("module", "op"), text),
+        **dict.fromkeys(("bytes_per_step", "since_step"), _COUNT),
+        "shape": array(_COUNT),
+        "dtype": text,
+        "where": optional(text),
     },
 )
 
@@ -311,4 +330,7 @@ _RUN = {
     # Modules can be found late, so that a sum over steps need not be a tree.
     "flops": _FLOPS,
     "steps": array(_STEP),
+    "remainder": optional(_STEP),
+    "growing": array(_GROWTH),
+    "blind_spots": array(text),
 }

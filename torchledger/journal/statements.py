@@ -13,8 +13,9 @@ from typing import Any
 from torchledger.errors import JournalMissingError
 from torchledger.journal.entries import Journal
 from torchledger.journal.evidence import StepEvidence
+from torchledger.journal.rows import AuditRow, Growth
 
-PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
+PHASES = ("forward", "backward", "recompute", "optimizer", "inference", "outside")
 """The phases of a step, in the order in which tables show them."""
 
 CATEGORIES = (
@@ -25,6 +26,8 @@ CATEGORIES = (
     "inputs",
     "activations",
     "autocast_copies",
+    "communication",
+    "unsharded_parameters",
     "temporaries",
     "workspace",
     "other",
@@ -47,13 +50,14 @@ class FlopSplit:
     backward: int = 0
     recompute: int = 0
     optimizer: int = 0
+    inference: int = 0
     outside: int = 0
     self_total: int = 0
 
     @property
     def total(self) -> int:
         """FLOPs of all phases."""
-        return self.forward + self.backward + self.recompute + self.optimizer + self.outside
+        return self.forward + self.backward + self.recompute + self.optimizer + self.inference + self.outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,9 @@ class ParameterFlops:
 class FlopStatement:
     """FLOPs of one step, or of several added.
 
-    ``total`` is what the hardware executed, ``model`` leaves out recompute and ``attention_rescore`` (the score product
-    that fused attention backward runs again). ``causal_model`` is ``model`` with causal fused attention counted over
+    ``total`` is what the hardware executed, ``model`` leaves out recompute, ``inference`` (forwards with grad mode off
+    of modules that an optimizer trains) and ``attention_rescore`` (the score product that fused attention backward runs
+    again). ``causal_model`` is ``model`` with causal fused attention counted over
     its real pairs. ``int_ops`` are integer products and in no total. ``approximate`` and ``upper_bound`` are the parts
     of ``total`` that come from such formulas. ``by_module`` is inclusive: children are in their parents.
     ``total`` is this rank's; ``global_excess`` is what products of distributed tensors cost on all ranks beyond it.
@@ -88,6 +93,7 @@ class FlopStatement:
     backward: int = 0
     recompute: int = 0
     optimizer: int = 0
+    inference: int = 0
     outside: int = 0
     attention_rescore: int = 0
     causal_model: int = 0
@@ -144,6 +150,8 @@ class MemorySnapshot:
     inputs: int = 0
     activations: int = 0
     autocast_copies: int = 0
+    communication: int = 0
+    unsharded_parameters: int = 0
     temporaries: int = 0
     workspace: int = 0
     other: int = 0
@@ -157,6 +165,8 @@ class MemorySnapshot:
     """Elements of the gradients that are there; indices of sparse ones do not count."""
     optimizer_scalars: int = 0
     """Bytes of single numbers in the optimizer's state, such as its step counts."""
+    mapped_bytes: int = 0
+    """Of ``parameters`` and ``buffers``, what lies in mapped files: an allocator's own count is smaller by that."""
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -209,6 +219,11 @@ class MemoryStatement:
     """What the numbers leave out, in words (a compiled region, say)."""
     timeline_source: Callable[[], Iterator[TimelinePoint]] | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of parameters and buffers at the peak that lie in mapped files, and so in no allocator's count."""
+        return self.peak.mapped_bytes
+
     def timeline(self) -> Iterator[TimelinePoint]:
         """The bytes alive after each event of the step, in order.
 
@@ -235,6 +250,10 @@ class StepReport:
     memory: dict[str, MemoryStatement]
     evidence: StepEvidence = field(default_factory=StepEvidence)
     """Why the FLOPs are not 6·N·D: what `torchledger.reconcile` reads."""
+    audit: tuple[AuditRow, ...] = ()
+    """What ops held inside themselves, where the step was audited; in no total."""
+    notes: tuple[str, ...] = ()
+    """What is to be known of the step, in words: that it was cut short, or what a later step learnt of it."""
 
     @property
     def main_device(self) -> str:
@@ -284,6 +303,8 @@ class RunStatement:
     has the highest peak on ``main_device``, is always among them. ``environment`` holds plain values (the keys
     ``accelerator`` and ``dtype`` are read for the utilization), ``faults`` what went wrong inside the ledger itself,
     and ``journals`` the journals behind ``timeline()``, by step index.
+    ``remainder`` is what ran after the last step ended, None if nothing did; it is in no sum. ``growing`` names what
+    grows step after step, ``blind_spots`` what ran and was not seen.
     """
 
     steps: tuple[StepReport, ...] = ()
@@ -293,6 +314,9 @@ class RunStatement:
     peak_step: StepReport | None = None
     unrecorded: UnrecordedTime = UnrecordedTime()
     faults: tuple[str, ...] = ()
+    remainder: StepReport | None = None
+    growing: tuple[Growth, ...] = ()
+    blind_spots: tuple[str, ...] = ()
     journals: Mapping[int, Journal] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

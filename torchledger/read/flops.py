@@ -8,13 +8,13 @@ from torchledger.journal.entries import Journal
 from torchledger.journal.statements import OUTSIDE_MODULE, PHASES, FlopSplit, FlopStatement, ParameterFlops
 
 _PHASE_INDEX = {phase: index for index, phase in enumerate(PHASES)}
-_RECOMPUTE = _PHASE_INDEX["recompute"]
+_RECOMPUTE, _INFERENCE = _PHASE_INDEX["recompute"], _PHASE_INDEX["inference"]
 
 
 def flop_statement(journal: Journal) -> FlopStatement:
     """Add up the products of a step: by phase, op, dtype, module and parameter.
 
-    ``model = total - recompute - attention_rescore``; integer products are in ``int_ops`` alone.
+    ``model = total - recompute - inference - attention_rescore``; integer products are in ``int_ops`` alone.
     """
     phases = [0] * len(PHASES)
     by_op: dict[str, int] = defaultdict(int)
@@ -35,7 +35,7 @@ def flop_statement(journal: Journal) -> FlopStatement:
         if own is None:
             own = modules[module] = [0] * len(PHASES)
         own[index] += flops
-        if index != _RECOMPUTE:
+        if index != _RECOMPUTE and index != _INFERENCE:
             rescore += again
             causal_excess += excess
         for parameter, kind, share in parts:
@@ -44,15 +44,11 @@ def flop_statement(journal: Journal) -> FlopStatement:
                 account = parameters[parameter] = [0, 0, 0, 0]
             account[3 if index == _RECOMPUTE and kind == "forward" else _KINDS[kind]] += share
     total = sum(phases)
-    model = total - phases[_RECOMPUTE] - rescore
+    model = total - phases[_RECOMPUTE] - phases[_INFERENCE] - rescore
     return FlopStatement(
         total=total,
         model=model,
-        forward=phases[0],
-        backward=phases[1],
-        recompute=phases[_RECOMPUTE],
-        optimizer=phases[3],
-        outside=phases[4],
+        **dict(zip(PHASES, phases, strict=True)),
         attention_rescore=rescore,
         causal_model=model - causal_excess,
         int_ops=quality["integer"],
@@ -96,8 +92,7 @@ def module_tree(own: dict[int, list[int]], paths: list[str]) -> dict[str, FlopSp
 
 
 def _split(by_phase: list[int], self_total: int) -> FlopSplit:
-    forward, backward, recompute, optimizer, outside = by_phase
-    return FlopSplit(forward, backward, recompute, optimizer, outside, self_total)
+    return FlopSplit(**dict(zip(PHASES, by_phase, strict=True)), self_total=self_total)
 
 
 def ancestors(path: str, registered: set[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from torchledger.journal.statements import FlopSplit, FlopStatement, ParameterFlops
@@ -14,6 +15,7 @@ _NUMBERS = (
     "backward",
     "recompute",
     "optimizer",
+    "inference",
     "outside",
     "attention_rescore",
     "causal_model",
@@ -22,6 +24,7 @@ _NUMBERS = (
     "upper_bound",
     "global_excess",
 )
+_SPLIT = tuple(field.name for field in fields(FlopSplit))
 _COUNTS = ("by_op", "by_dtype", "uncounted")
 
 
@@ -72,13 +75,9 @@ class FlopTotals:
         for module, split in flops.by_module.items():
             row = self._modules.get(module)
             if row is None:
-                row = self._modules[module] = [0] * 6
-            row[0] += times * split.forward
-            row[1] += times * split.backward
-            row[2] += times * split.recompute
-            row[3] += times * split.optimizer
-            row[4] += times * split.outside
-            row[5] += times * split.self_total
+                row = self._modules[module] = [0] * len(_SPLIT)
+            for index, name in enumerate(_SPLIT):
+                row[index] += times * getattr(split, name)
         for parameter, products in flops.by_parameter.items():
             row = self._parameters.get(parameter)
             if row is None:
@@ -91,13 +90,13 @@ class FlopTotals:
     def statement(self) -> FlopStatement:
         """The sum so far, which later additions leave alone."""
         self._settle()
-        fields: dict[str, Any] = {name: dict(sums) for name, sums in self._counts.items()}
-        fields |= self._numbers
-        fields["compiled_in"] = dict(self._compiled)
-        fields["compiled_regions"] = sum(self._compiled.values())
-        fields["by_module"] = {module: FlopSplit(*row) for module, row in self._modules.items()}
-        fields["by_parameter"] = {parameter: ParameterFlops(*row) for parameter, row in self._parameters.items()}
-        return FlopStatement(**fields)
+        found: dict[str, Any] = {name: dict(sums) for name, sums in self._counts.items()}
+        found |= self._numbers
+        found["compiled_in"] = dict(self._compiled)
+        found["compiled_regions"] = sum(self._compiled.values())
+        found["by_module"] = {module: FlopSplit(*row) for module, row in self._modules.items()}
+        found["by_parameter"] = {parameter: ParameterFlops(*row) for parameter, row in self._parameters.items()}
+        return FlopStatement(**found)
 
 
 def add_flops(first: FlopStatement, second: FlopStatement) -> FlopStatement:

@@ -34,23 +34,25 @@ def beside_sections(reports: Mapping[str, RunStatement]) -> tuple[Section, ...]:
     3
     """
     names = [clean(name) for name in reports]
-    flops = [flop_rows(_flops_of(run)) for run in reports.values()]
+    inference = any(_flops_of(run).inference for run in reports.values())
+    flops = [flop_rows(_flops_of(run), inference=inference) for run in reports.values()]
     nbytes = byte_rows([run.peak for run in reports.values()])
     return (
-        _table("FLOPs of one step by phase", "FLOP", names, flops, n_totals=4),
+        _table("FLOPs of one step by phase", "FLOP", names, flops, n_totals=4 + inference),
         _table("Bytes at the peak by category", "bytes", names, nbytes, n_totals=1),
         Facts("In words", tuple(_words(names, list(reports.values())))),
     )
 
 
-def flop_rows(flops: FlopStatement) -> tuple[CountRow, ...]:
+def flop_rows(flops: FlopStatement, *, inference: bool = False) -> tuple[CountRow, ...]:
     """Phases, which add up to the hardware total, and what leads from there to the model's own FLOPs.
 
     >>> flop_rows(FlopStatement(total=4, model=4, forward=4))[-1]
     CountRow(name='model total', n=4)
     """
-    totals = (CountRow("hardware total", flops.total), *model_rows(flops), CountRow("model total", flops.model))
-    return phase_rows(flops) + totals
+    less = model_rows(flops, inference=inference)
+    totals = (CountRow("hardware total", flops.total), *less, CountRow("model total", flops.model))
+    return phase_rows(flops, inference=inference) + totals
 
 
 def byte_rows(peaks: list[MemorySnapshot]) -> list[tuple[CountRow, ...]]:

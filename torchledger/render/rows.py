@@ -77,22 +77,26 @@ def step_shown(run: RunStatement) -> StepReport | None:
     return run.steps[-1] if run.steps else None
 
 
-def phase_rows(flops: FlopStatement) -> tuple[CountRow, ...]:
-    """FLOPs of each phase; they add up to ``flops.total``.
+def phase_rows(flops: FlopStatement, *, inference: bool = False) -> tuple[CountRow, ...]:
+    """FLOPs of each phase; they add up to ``flops.total``. Inference has a row if it cost something, or as asked for.
 
     >>> phase_rows(FlopStatement(total=3, forward=1, backward=2))[1]
     CountRow(name='backward', n=2)
     """
-    return tuple(CountRow(phase, getattr(flops, phase)) for phase in PHASES)
+    phases = [phase for phase in PHASES if phase != "inference" or inference or flops.inference]
+    return tuple(CountRow(phase, getattr(flops, phase)) for phase in phases)
 
 
-def model_rows(flops: FlopStatement) -> tuple[CountRow, ...]:
+def model_rows(flops: FlopStatement, *, inference: bool = False) -> tuple[CountRow, ...]:
     """What the hardware executed beyond the model's own FLOPs, as negative numbers: with the total, it gives ``model``.
 
     >>> model_rows(FlopStatement(total=5, model=4, recompute=1))
     (CountRow(name='less recompute', n=-1), CountRow(name='less attention rescore', n=0))
     """
-    return CountRow("less recompute", -flops.recompute), CountRow("less attention rescore", -flops.attention_rescore)
+    less = [CountRow("less recompute", -flops.recompute)]
+    if inference or flops.inference:
+        less.append(CountRow("less inference", -flops.inference))
+    return (*less, CountRow("less attention rescore", -flops.attention_rescore))
 
 
 def category_rows(memory: MemoryStatement, *, always: Iterable[str] = ()) -> tuple[CategoryRow, ...]:

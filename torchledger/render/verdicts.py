@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from torchledger.gate.budgets import Verdict
 from torchledger.gate.differences import diff_snapshots
-from torchledger.journal.statements import MemorySnapshot, RunStatement, StepReport
+from torchledger.journal.statements import PHASES, MemorySnapshot, RunStatement, StepReport
 from torchledger.render.names import clean, module_label, shape_label
 from torchledger.render.rows import count_rows, largest_rows
 from torchledger.units import format_bytes, format_count, format_flops, format_gap, format_share
@@ -155,11 +155,7 @@ def _flops_text(step: StepReport) -> str:
     ]
     if not cells:
         return ""
-    phases = ", ".join(
-        f"{phase} {format_flops(getattr(flops, phase))}"
-        for phase in ("forward", "backward", "recompute", "optimizer", "outside")
-        if getattr(flops, phase)
-    )
+    phases = ", ".join(f"{phase} {format_flops(getattr(flops, phase))}" for phase in PHASES if getattr(flops, phase))
     return f"FLOPs of step {step.index} ({phases}):\n{_aligned(cells)}"
 
 
