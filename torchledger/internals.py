@@ -236,6 +236,12 @@ def dynamo_callbacks() -> Any:
     return getattr(module, "callback_handler", None)
 
 
+def packages() -> list[Any]:
+    """The classes that run packages of AOTInductor."""
+    spaces = _optional("_C._aoti")
+    return [kind for name, kind in vars(spaces).items() if name.startswith("AOTIModel")] if spaces else []
+
+
 def dynamo_frames() -> Any:
     """Dynamo's module that turns frames into graphs, or None as long as nothing has imported it."""
     return sys.modules.get("torch._dynamo.convert_frame")

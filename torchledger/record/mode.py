@@ -26,6 +26,7 @@ from torchledger.record.entries import Entry, Kind
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
+from torchledger.record.packages import products_in_shims
 from torchledger.record.places import (
     BACKWARD,
     FORWARD,
@@ -225,7 +226,7 @@ class Recorder(Locating, TorchDispatchMode):
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
             elif kind == _ADDING and len(books.blocks) > first_new:
-                self.sums.note(args, out, node, self.node_first_block, sys._getframe(1))
+                self.sums.note(args, out, node, self.node_first_block, sys._getframe().f_back)
         except UncountedOpError:
             raise
         except Exception as error:
@@ -288,7 +289,7 @@ class Recorder(Locating, TorchDispatchMode):
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""
         # What a compiled region writes into is a buffer of its own, made there.
-        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(2)) else None
+        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(1).f_back) else None
         self.meet_outputs(kwargs, phase, made)
         out = entry.call(*args, **kwargs)
         self.note_sizes((*args, *kwargs.values()), phase, module)
@@ -305,13 +306,21 @@ class Recorder(Locating, TorchDispatchMode):
         """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
         module = self.module_at(place)
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
-        self.products_ran(products_inside(graph), place)
+        self.products_ran((*products_inside(graph), *products_in_shims(graph)), place)
 
     def products_ran(self, products: Iterable[str], place: Place) -> None:
         """Products ran in kernels that no dispatch shows: they are named."""
         module = self.module_at(place)
         for name in products:
             self.uncounted(name, module)
+
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """A package has run: its buffers are unknown like a compiled region's, and its results are made now."""
+        module = self.module_at(place)
+        self.compiled_regions.add((name, module))
+        phase = self.phase or (FORWARD if place.stack else OUTSIDE_PHASE)
+        for tensor in results:
+            self.books.meet(tensor, made=(phase, module, name))
 
     def module_at(self, place: Place) -> int:
         """The module that runs on a thread, or whose backward does."""

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
 from torchledger.record.leaving import keep_flags
+from torchledger.record.packages import watch_packages
 from torchledger.record.scripts import watch_scripts
 
 
@@ -59,6 +60,12 @@ class Watcher(Protocol):
     def script_ran(self, products: tuple[str, ...]) -> None:
         """It has run these products in fused kernels of its own."""
 
+    def package_runs(self, name: str) -> None:
+        """A package of AOTInductor is about to run."""
+
+    def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
+        """It has run, and gives these."""
+
 
 autograd: Any = torch.autograd
 storages: Any = torch.UntypedStorage
@@ -95,6 +102,7 @@ def _install() -> None:
     _patch_backward()
     _patch_resize()
     watch_scripts(_replace, _watchers.get)
+    watch_packages(_replace, _watchers.get)
     pre = register_optimizer_step_pre_hook(_before_optimizer)
     post = register_optimizer_step_post_hook(_after_optimizer)
     _undo.extend((pre.remove, post.remove))

@@ -126,6 +126,9 @@ class Listener(Protocol):
     def products_ran(self, products: Iterable[str], place: Place) -> None:
         """Products of unknown cost ran where no dispatch shows them."""
 
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """They gave these tensors."""
+
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
 
@@ -222,6 +225,17 @@ class Place:
     def script_ran(self, products: tuple[str, ...]) -> None:
         """It has run these products in fused kernels of its own."""
         self.recorder.products_ran(products, self)
+
+    def package_runs(self, name: str) -> None:
+        """A package of AOTInductor is about to run: what is in it is not known."""
+        self.recorder.products_ran((name,), self)
+
+    def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
+        """It has run, and gives these."""
+        try:
+            self.recorder.results_came(name, results, self)
+        except Exception as error:
+            self.recorder.fault("the results of a package could not be entered", error)
 
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""

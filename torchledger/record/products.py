@@ -149,7 +149,7 @@ def post_product(
 
 def _compiled(recorder: Poster, module: int) -> int:
     """`HIDDEN` if compiled code called the product, 0 if not; notes the region."""
-    region = compiled_region(sys._getframe(3))
+    region = compiled_region(sys._getframe(2).f_back)
     if region and "torchinductor" not in region:  # Inductor's tell of themselves
         recorder.compiled_regions.add((region, module))
     return HIDDEN if region else 0

@@ -80,18 +80,24 @@ def fused_products() -> tuple[str, ...]:
 def _products(block: Any, *, inside: bool) -> Iterator[str]:
     for node in block.nodes():
         kind = node.kind()
-        if inside and kind.startswith("aten::") and _is_product(kind.removeprefix("aten::")):
-            yield f"jit.{kind.removeprefix('aten::')}"
+        name = kind.rpartition("::")[2]
+        if name == "mkldnn_convolution" if kind.startswith("prim::") else inside and is_product(name):
+            yield f"jit.{name}"
         for inner in node.blocks():
             yield from _products(inner, inside=inside)
         if node.hasAttribute("Subgraph"):
             yield from _products(node.g("Subgraph"), inside=inside or any(word in kind for word in _KERNELS))
 
 
-def _is_product(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    rules = [lookup(getattr(packet, overload)) for overload in packet.overloads()] if packet is not None else []
-    return any(rule.formula is not None or rule.uncounted for rule in rules)
+def is_product(name: str) -> bool:
+    """Whether an op of that name, of torch's or of one of its libraries, is a product."""
+    for space in (torch.ops.aten, torch.ops.mkldnn):
+        packet = getattr(space, name, None)
+        overloads = packet.overloads() if packet is not None else ()
+        rules = [lookup(getattr(packet, overload)) for overload in overloads]
+        if any(rule.formula is not None or rule.uncounted for rule in rules):
+            return True
+    return False
 
 
 def constants_of(module: Any) -> Iterator[torch.Tensor]:

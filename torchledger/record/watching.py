@@ -176,6 +176,9 @@ class Watching:
     def products_ran(self, products: Iterable[str], place: Place) -> None:
         """Overridden by the recorder: products ran where no dispatch shows them."""
 
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """Overridden by the recorder: code that no dispatch shows gave these tensors."""
+
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
         text = f"{what}: {type(error).__name__}: {error}"
