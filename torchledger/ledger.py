@@ -27,10 +27,10 @@ from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
 from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.environment import describe_environment
-from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.readings import Readings
 from torchledger.record.schedules import Schedule
+from torchledger.record.visitors import HostingRecorder
 from torchledger.report import Report
 from torchledger.simulation import active as simulation
 from torchledger.simulation.readings import SimulatedReadings
@@ -379,7 +379,7 @@ class EnoughSteps(BaseException):
     """Ends a program that was to run for so many steps: no error, so that no ``except Exception`` keeps it going."""
 
 
-class _Recorder(Recorder):
+class _Recorder(HostingRecorder):
     """A recorder that knows its ledger."""
 
     def __init__(self, ledger: Ledger, *, strict: bool, stacks: bool) -> None:
@@ -393,6 +393,7 @@ class _Recorder(Recorder):
         journal.parameters = self.names.parameter_paths()
         journal.compiled = [module for _, module in sorted(self.compiled_regions)]
         journal.parameter_rows = self.parameters.rows()
+        self.add_handed(journal, cut=cut)
         if cut:
             self.n_runs = 0
             self.compiled_regions = set()

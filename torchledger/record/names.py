@@ -7,9 +7,11 @@ one of its class, so that a loop which makes a module in each step needs constan
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,12 +35,15 @@ class _Root:
 class Names:
     """Who is who: every module and parameter that a ledger has met, by number."""
 
+    lock: Any = field(default_factory=threading.RLock)
+    """Other threads meet models too."""
     module_numbers: dict[int, int] = field(default_factory=dict)
     """id(module) -> number, while the module lives."""
     parameter_modules: list[int] = field(default_factory=list)
     """The number of the module that holds each parameter."""
     scripted: set[int] = field(default_factory=set)
     """The numbers of scripted and traced modules, whose parts call one another unseen."""
+    n_roots: int = 0
     _parameter_keys: list[str] = field(default_factory=list)
     _parameter_numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     _roots: list[_Root] = field(default_factory=list)
@@ -49,11 +54,16 @@ class Names:
 
     def add_root(self, model: nn.Module, *, given: bool) -> None:
         """Name a model and all modules in it; those already known (from a part called before) are renamed."""
+        with self.lock:
+            self._add_root(model, given)
+
+    def _add_root(self, model: nn.Module, given: bool) -> None:
         class_name = class_name_of(model)
         if not given and next(model.parameters(), None) is None:
             root = self._root(class_name, major=False, model=None)
         else:
             root = self._root(class_name, major=True, model=weakref.ref(model))
+        self.n_roots += 1
         for path, module in model.named_modules():
             clean = clean_path(path)
             known = self.module_numbers.get(id(module))
@@ -84,20 +94,22 @@ class Names:
 
     def add_passing(self, module: nn.Module, parent: int) -> int:
         """The number of a module that is registered nowhere: made during a forward, and named after its class."""
-        owner, path = self._modules[parent]
-        name = join_path(path if parent else "", class_name_of(module))
-        number = self._number(owner, name)
-        self._remember(module, number)
-        return number
+        with self.lock:
+            owner, path = self._modules[parent]
+            name = join_path(path if parent else "", class_name_of(module))
+            number = self._number(owner, name)
+            self._remember(module, number)
+            return number
 
     def parameter_number(self, key: str, module: int) -> int:
         """The number of the parameter of that name in a module (or alone, with module `OUTSIDE`)."""
-        number = self._parameter_numbers.get((module, key))
-        if number is None:
-            number = self._parameter_numbers[module, key] = len(self._parameter_keys)
-            self._parameter_keys.append(key)
-            self.parameter_modules.append(module)
-        return number
+        with self.lock:
+            number = self._parameter_numbers.get((module, key))
+            if number is None:
+                number = self._parameter_numbers[module, key] = len(self._parameter_keys)
+                self._parameter_keys.append(key)
+                self.parameter_modules.append(module)
+            return number
 
     def owner_in_script(self, parameter: int, module: int) -> int:
         """The module that holds a parameter, if it is a scripted one too: a product of it that ``module`` ran is its."""
@@ -106,16 +118,24 @@ class Names:
 
     def module_paths(self) -> list[str]:
         """The path of each module by number: the root model is ``""``; of several, each begins with its class name."""
-        prefixes = self._prefixes()
-        return [path if owner < 0 else join_path(prefixes[owner], path) for owner, path in self._modules]
+        with self.lock:
+            prefixes = self._prefixes()
+            return [path if owner < 0 else join_path(prefixes[owner], path) for owner, path in self._modules]
 
     def parameter_paths(self) -> list[str]:
         """The name of each parameter by number."""
-        paths = self.module_paths()
-        return [
-            join_path(paths[module], key) if module else key
-            for key, module in zip(self._parameter_keys, self.parameter_modules, strict=True)
-        ]
+        with self.lock:
+            paths = self.module_paths()
+            return [
+                join_path(paths[module], key) if module else key
+                for key, module in zip(self._parameter_keys, self.parameter_modules, strict=True)
+            ]
+
+    def roots(self) -> tuple[int, list[nn.Module]]:
+        """How many models have been named, and those that are alive."""
+        with self.lock:
+            found = [root.model() for root in self._roots if root.model is not None]
+            return self.n_roots, [model for model in found if model is not None]
 
     def _prefixes(self) -> list[str]:
         majors = [root for root in self._roots if root.major]

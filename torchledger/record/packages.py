@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def _watched_init(original: Any) -> Any:
 
 def _watched_run(original: Any, watched: Watched) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = watched(threading.get_ident())
+        watchers = watched()
         if not watchers:
             return original(self, *args, **kwargs)
         name = _name_of(self)

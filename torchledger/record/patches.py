@@ -19,6 +19,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
+from torchledger.record.elsewhere import (
+    BACKWARDS,
+    MODULE_CALLS,
+    OPTIMIZER_STEPS,
+    may_visit,
+    note_blind,
+    run_elsewhere,
+    visitors_here,
+)
 from torchledger.record.leaving import keep_flags
 from torchledger.record.packages import watch_packages
 from torchledger.record.scripts import watch_scripts
@@ -94,6 +103,11 @@ def unwatch(watcher: Watcher, thread: int) -> None:
             _uninstall()
 
 
+def _watchers_here() -> tuple[Watcher, ...]:
+    """The watchers of this thread, or the visitors that count on it while a call runs."""
+    return _watchers.get(threading.get_ident()) or visitors_here()
+
+
 def _install() -> None:
     _undo.append(keep_flags())
     _patch_modules()
@@ -101,8 +115,8 @@ def _install() -> None:
     _patch_inductor()
     _patch_backward()
     _patch_resize()
-    watch_scripts(_replace, _watchers.get)
-    watch_packages(_replace, _watchers.get)
+    watch_scripts(_replace, _watchers_here)
+    watch_packages(_replace, _watchers_here)
     pre = register_optimizer_step_pre_hook(_before_optimizer)
     post = register_optimizer_step_post_hook(_after_optimizer)
     _undo.extend((pre.remove, post.remove))
@@ -134,8 +148,10 @@ def _patch_modules() -> None:
     watchers_of = _watchers.get
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watchers = watchers_of(ident())
-        if watchers is None:
+        watchers = watchers_of(ident()) or visitors_here()
+        if not watchers:
+            if may_visit():
+                return run_elsewhere(MODULE_CALLS, call, self, *args, **kwargs)
             return original(self, *args, **kwargs)
         for watcher in watchers:
             watcher.enter_module(self, args, kwargs)
@@ -275,7 +291,7 @@ def _patch_inductor() -> None:
     original = graphs.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers.get(threading.get_ident(), ()):
+        for watcher in _watchers_here():
             watcher.compiled_graph_runs(self)
         return original(self, *args, **kwargs)
 
@@ -297,8 +313,10 @@ def _patch_backward() -> None:
     original = autograd._engine_run_backward
 
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = _watchers.get(threading.get_ident())
-        if watchers is None:
+        watchers = _watchers_here()
+        if not watchers:
+            if may_visit():
+                return run_elsewhere(BACKWARDS, run_backward, t_outputs, *args, **kwargs)
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
         for watcher in watchers:
@@ -325,10 +343,13 @@ def _patch_resize() -> None:
 
 
 def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watcher in _watchers.get(threading.get_ident(), ()):
+    watchers = _watchers_here()
+    if not watchers:
+        note_blind(OPTIMIZER_STEPS)
+    for watcher in watchers:
         watcher.begin_optimizer(optimizer)
 
 
 def _after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watcher in _watchers.get(threading.get_ident(), ()):
+    for watcher in _watchers_here():
         watcher.end_optimizer(optimizer)

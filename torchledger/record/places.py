@@ -55,6 +55,10 @@ class NodeLog:
         """The module that made a node."""
         return self.modules[bisect_right(self.numbers, node_number) - 1]
 
+    def has_nodes(self) -> bool:
+        """Whether any module or product has run on the thread."""
+        return len(self.numbers) > 2 or bool(self.products) or bool(self.products_before)
+
     def products_of(self, node_number: int) -> tuple[Used, ...]:
         """The products that a node's forward ran."""
         return self.products.get(node_number) or self.products_before.get(node_number, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,8 @@ from torchledger.flops.registry import lookup
 
 Replace = Callable[[Any, str, Any], None]
 """Puts something in a place of torch's while any ledger records: the owner, the name, and what comes there."""
-Watched = Callable[[int], Any]
-"""The watchers of a thread, or None."""
+Watched = Callable[[], Any]
+"""The watchers of this thread."""
 
 _KERNELS = ("Fusion", "TensorExpr", "StaticSubgraph")
 """Parts of the names of nodes that run their subgraph in kernels of their own."""
@@ -32,7 +31,7 @@ def watch_scripts(replace: Replace, watched: Watched) -> None:
 
 def _watched_call(original: Any, watched: Watched) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = watched(threading.get_ident())
+        watchers = watched()
         if not watchers:
             return original(self, *args, **kwargs)
         for watcher in watchers:
@@ -54,7 +53,7 @@ def _without_modes(original: Any, watched: Watched) -> Any:
     """Any dispatch mode is handed a graph's constants as plain numbers, which cannot be printed as tensors."""
 
     def text(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watched(threading.get_ident()):
+        if not watched():
             return original(self, *args, **kwargs)
         with internals.no_dispatch_modes():
             found = original(self, *args, **kwargs)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter
 
 from torchledger import internals
 from torchledger.journal.entries import Batch
-from torchledger.record import patches
+from torchledger.record import elsewhere, patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, Place, Run, is_running
@@ -43,6 +43,9 @@ class Watching:
         self.after_optimizer = False
         self.next_step: Cut | None = None
         self.faults: list[str] = []
+        self.blind: dict[str, int] = {}
+        """What ran that is not all in these books: how often, by kind."""
+        self.blind_lock = threading.RLock()
         self._steps_of: dict[int, int] = {}
         self.n_runs = 0
         """Backwards and optimizer steps of the open step so far."""
@@ -53,15 +56,30 @@ class Watching:
         """Watch this thread from now on."""
         self.place = self.new_place(_get_ident())
         self.dynamo_is_about = patches.attach_to_dynamo()
+        elsewhere.add_host(self)
 
     def end_watching(self) -> None:
         """Watch no thread, module or optimizer; nothing of ours is left in torch."""
+        elsewhere.remove_host(self)
+        self.end_visits()
         for thread, place in self.places.items():
             patches.unwatch(place, thread)
         self.places.clear()
         self.runs.clear()
         self.names.forget_all()
         self.parameters.forget_all()
+
+    def note_blind(self, kind: str) -> None:
+        """Something of that kind ran that is not all in these books."""
+        with self.blind_lock:
+            self.blind[kind] = self.blind.get(kind, 0) + 1
+
+    def begin_visit(self) -> elsewhere.Visitor | None:
+        """Overridden by a recorder that counts what other threads run."""
+        return None
+
+    def end_visits(self) -> None:
+        """Likewise."""
 
     def new_place(self, thread: int) -> Place:
         """Watch a thread: the one that began, or one of the engine's."""
