@@ -8,7 +8,7 @@ import inspect
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
+from torchledger.read.blind_spots import blind_spots
 from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
@@ -107,6 +108,7 @@ class Ledger:
         self._journals: dict[int, Journal] = {}
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
+        self._blind: Counter[str] = Counter()
         self._devices: set[str] = set()
         self._began = 0.0
         self._step_called = False
@@ -250,6 +252,7 @@ class Ledger:
             peak_step=peak_step,
             unrecorded=self._unrecorded,
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
+            blind_spots=blind_spots(self._blind + Counter(self._recorder.blind if self._recorder else {})),
             journals=journals,
         )
 
@@ -303,6 +306,7 @@ class Ledger:
             return recorder.stop()
         finally:
             recorder.books.close()
+            self._blind.update(recorder.blind)
             self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
 
     def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:

@@ -65,6 +65,8 @@ def remove_host(host: Host) -> None:
 def forget_hosts() -> None:
     """In a forked child, whoever held the lock in the parent: nobody records there."""
     global _hosts, _lock, _here
+    for place in visitors_here():
+        place.recorder.end_visit()
     _hosts, _lock, _here = (), threading.Lock(), threading.local()
 
 
@@ -105,11 +107,15 @@ class _Visit:
 
     def __enter__(self) -> None:
         _here.visited = True
-        for host in _hosts:
-            host.note_blind(self.kind)
-            if (visitor := host.begin_visit()) is not None:
-                self.visitors.append(visitor)
-        _here.places = tuple(visitor.place for visitor in self.visitors)
+        try:
+            for host in _hosts:
+                host.note_blind(self.kind)
+                if (visitor := host.begin_visit()) is not None:
+                    self.visitors.append(visitor)
+            _here.places = tuple(visitor.place for visitor in self.visitors)
+        except BaseException:  # an interrupt
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

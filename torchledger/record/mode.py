@@ -316,6 +316,7 @@ class Recorder(Locating, TorchDispatchMode):
 
     def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
         """A package has run: its buffers are unknown like a compiled region's, and its results are made now."""
+        self.note_blind(f"package {name}")
         module = self.module_at(place)
         self.compiled_regions.add((name, module))
         phase = self.phase or (FORWARD if place.stack else OUTSIDE_PHASE)

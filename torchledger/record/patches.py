@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
+from torchledger.record.children import watch_children
 from torchledger.record.elsewhere import (
     BACKWARDS,
     MODULE_CALLS,
@@ -117,6 +118,7 @@ def _install() -> None:
     _patch_resize()
     watch_scripts(_replace, _watchers_here)
     watch_packages(_replace, _watchers_here)
+    watch_children(_replace)
     pre = register_optimizer_step_pre_hook(_before_optimizer)
     post = register_optimizer_step_post_hook(_after_optimizer)
     _undo.extend((pre.remove, post.remove))

@@ -227,6 +227,8 @@ class HostingRecorder(Recorder):
             else:
                 visitor.books.close()
         self._visitors = []
+        for _ in self._take():
+            self.note_blind(UNFINISHED)
 
 
 class GraphLog:
