@@ -9,10 +9,10 @@ def blind_spots(counts: Mapping[str, int]) -> tuple[str, ...]:
     """A line for each kind of thing that a recorder knows of and could not see.
 
     Args:
-        counts: How often each kind came: ``thread module calls``, ``child multiprocessing spawn``, ``package aoti.x``.
+        counts: How often each kind came: ``counted module calls``, ``child multiprocessing spawn``, ``package aoti.x``.
 
-    >>> blind_spots({"threads": 2, "thread module calls": 12, "thread backwards": 6, "child python": 1})[0]
-    '12 module calls and 6 backwards ran on 2 other threads: their FLOPs are counted, what they allocated is not'
+    >>> blind_spots({"threads": 2, "counted module calls": 12, "counted backwards": 6})
+    ('12 module calls and 6 backwards ran on 2 other threads: their FLOPs are counted, what they allocated is not',)
     >>> blind_spots({"child fork": 2})
     ('2 child processes ran (fork): what they did is not in these books',)
     """
@@ -21,16 +21,21 @@ def blind_spots(counts: Mapping[str, int]) -> tuple[str, ...]:
 
 def _threads(counts: Mapping[str, int]) -> list[str]:
     lines = []
-    calls = [_count(n, word) for word in ("module call", "backward") if (n := counts.get(f"thread {word}s", 0))]
-    if calls:
+    if calls := _calls(counts, "counted"):
         threads = _count(counts.get("threads", 0), "other thread")
-        lines.append(f"{' and '.join(calls)} ran on {threads}: their FLOPs are counted, what they allocated is not")
-    if n := counts.get("thread calls unfinished", 0):
-        calls_word = _count(n, "call")
-        lines.append(f"{calls_word} on other threads still ran when the recording ended: they are not in these books")
-    if n := counts.get("thread optimizer steps", 0):
+        lines.append(f"{calls} ran on {threads}: their FLOPs are counted, what they allocated is not")
+    if calls := _calls(counts, "not counted"):
+        lines.append(f"{calls} of other models ran on other threads: they are not in these books")
+    if n := counts.get("unfinished calls", 0):
+        lines.append(f"{_count(n, 'call')} on other threads still ran when the recording ended: not in these books")
+    if n := counts.get("optimizer steps", 0):
         lines.append(f"{_count(n, 'optimizer step')} ran on other threads: what they did is not in these books")
     return lines
+
+
+def _calls(counts: Mapping[str, int], how: str) -> str:
+    numbers = {word: counts.get(f"{how} {word}s", 0) for word in ("module call", "backward")}
+    return " and ".join(_count(n, word) for word, n in numbers.items() if n)
 
 
 def _children(counts: Mapping[str, int]) -> list[str]:

@@ -1,27 +1,22 @@
 """Threads that no ledger was entered on: what they run is counted by visitors of the ledgers that record.
 
 A dispatch mode is one thread's. While a module's call or a backward runs on such a thread, each recorder has a visitor
-there: a recorder of its own, with books of its own, so that nothing is shared with another thread but what is handed over
-when the call ends.
+there: a recorder with books of its own, so that threads share nothing but what is handed over when the call ends.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol
 
 from torchledger import internals
 
-THREADS, MODULE_CALLS, BACKWARDS, OPTIMIZER_STEPS, UNFINISHED = (
-    "threads",
-    "thread module calls",
-    "thread backwards",
-    "thread optimizer steps",
-    "thread calls unfinished",
-)
-"""Kinds of what a recorder counts as seen from afar, in its ``blind``."""
+MODULE_CALLS, BACKWARDS = "module calls", "backwards"
+"""What a visitor counts."""
+THREADS, COUNTED, NOT_COUNTED, UNFINISHED = "threads", "counted ", "not counted ", "unfinished calls"
+OPTIMIZER_STEPS = "optimizer steps"
+"""Kinds of what is noted in a recorder's ``blind``; the first two of a call are followed by what it is."""
 
 
 class Visitor(Protocol):
@@ -39,8 +34,8 @@ class Host(Protocol):
     def note_blind(self, kind: str) -> None:
         """Something of that kind ran that is not all in the books."""
 
-    def begin_visit(self) -> Visitor | None:
-        """A call begins on this thread; None if it cannot be counted. Never raises."""
+    def begin_visit(self, kind: str, subject: Any) -> Visitor | None:
+        """A call begins on this thread; None if it is none of this recorder's. Never raises."""
 
 
 _hosts: tuple[Host, ...] = ()
@@ -89,38 +84,41 @@ def may_visit() -> bool:
     return not any(hasattr(mode, "begin_visit") for mode in internals.current_dispatch_modes())
 
 
-def run_elsewhere(kind: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a call on a thread that no ledger was entered on, with a visitor of each that records, if `may_visit`.
+def run_elsewhere(kind: str, call: Callable[..., Any], original: Callable[..., Any], /, *args: Any, **kw: Any) -> Any:
+    """Run a call on a thread that no ledger was entered on, with a visitor of each that it concerns, if `may_visit`.
 
     Args:
         kind: What it is, `MODULE_CALLS` or `BACKWARDS`.
-        call: Does it, given ``args`` and ``kwargs``, and tells `visitors_here` about it.
+        call: Does it, and tells `visitors_here` about it.
+        original: Does it.
+        *args: What it is called with: first the module, or what the backward begins at.
+        **kw: Likewise.
     """
-    with _Visit(kind):
-        return call(*args, **kwargs)
+    visit = _Visit()
+    try:
+        visit.begin(kind, args[0])
+        return (call if visit.visitors else original)(*args, **kw)
+    finally:
+        visit.end()
 
 
 class _Visit:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self.visitors: list[Visitor] = []
+        self.is_inner = getattr(_here, "passed", False)
+        """Whether it runs inside a call that concerned nobody."""
 
-    def __enter__(self) -> None:
-        _here.visited = True
-        try:
-            for host in _hosts:
-                host.note_blind(self.kind)
-                if (visitor := host.begin_visit()) is not None:
-                    self.visitors.append(visitor)
-            _here.places = tuple(visitor.place for visitor in self.visitors)
-        except BaseException:  # an interrupt
-            self.__exit__(None, None, None)
-            raise
+    def begin(self, kind: str, subject: Any) -> None:
+        for host in _hosts:
+            visitor = host.begin_visit(kind, subject)
+            if visitor is not None:
+                self.visitors.append(visitor)
+            if visitor is not None or not self.is_inner:
+                host.note_blind(f"{NOT_COUNTED if visitor is None else COUNTED}{kind}")
+        _here.places = tuple(visitor.place for visitor in self.visitors)
+        _here.visited, _here.passed = bool(self.visitors), not self.visitors
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _here.places = ()
-        _here.visited = False
+    def end(self) -> None:
+        _here.places, _here.visited, _here.passed = (), False, self.is_inner
         for visitor in reversed(self.visitors):
             visitor.end_visit()

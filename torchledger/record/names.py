@@ -112,7 +112,7 @@ class Names:
             return number
 
     def owner_in_script(self, parameter: int, module: int) -> int:
-        """The module that holds a parameter, if it is a scripted one too: a product of it that ``module`` ran is its."""
+        """Whose product of a parameter is that ``module`` ran: the holder's, if it is a scripted one too."""
         owner = self.parameter_modules[parameter]
         return owner if owner in self.scripted else module
 

@@ -153,7 +153,7 @@ def _patch_modules() -> None:
         watchers = watchers_of(ident()) or visitors_here()
         if not watchers:
             if may_visit():
-                return run_elsewhere(MODULE_CALLS, call, self, *args, **kwargs)
+                return run_elsewhere(MODULE_CALLS, call, original, self, *args, **kwargs)
             return original(self, *args, **kwargs)
         for watcher in watchers:
             watcher.enter_module(self, args, kwargs)
@@ -318,7 +318,7 @@ def _patch_backward() -> None:
         watchers = _watchers_here()
         if not watchers:
             if may_visit():
-                return run_elsewhere(BACKWARDS, run_backward, t_outputs, *args, **kwargs)
+                return run_elsewhere(BACKWARDS, run_backward, original, t_outputs, *args, **kwargs)
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
         for watcher in watchers:

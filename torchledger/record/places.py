@@ -26,6 +26,16 @@ Used: TypeAlias = tuple[tuple[int, ...], int]
 """A product's parameters, and its number among all products of the recorder."""
 
 
+class NodeOwners(Protocol):
+    """Which module and which products the nodes of a graph belong to, by the numbers that their thread gave them."""
+
+    def module_of(self, node_number: int) -> int:
+        """The module that made a node."""
+
+    def products_of(self, node_number: int) -> tuple[Used, ...]:
+        """The products that a node's forward ran."""
+
+
 class NodeLog:
     """Which module made which autograd nodes of one thread.
 
@@ -91,7 +101,7 @@ class Run:
         self.create_graph = create_graph
         self.thread = place.thread
         self.depth = len(place.stack)
-        self.log = place.log
+        self.log: NodeOwners = place.log
         # Not the frame itself, which would keep its arguments alive.
         self.frame = id(frame) if frame is not None else 0
         self.number = 0

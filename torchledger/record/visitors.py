@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +13,11 @@ from torch import nn
 
 from torchledger import internals
 from torchledger.journal.entries import Journal, ProductRow
-from torchledger.record.elsewhere import THREADS, UNFINISHED
+from torchledger.record.elsewhere import MODULE_CALLS, THREADS, UNFINISHED
 from torchledger.record.mode import Recorder
 from torchledger.record.names import OUTSIDE
 from torchledger.record.parameters import ParameterBooks
-from torchledger.record.places import NodeLog, Place, Run, Used
+from torchledger.record.places import NodeOwners, Place, Run, Used
 from torchledger.record.storages import Books
 from torchledger.record.sums import Sums
 
@@ -63,7 +64,7 @@ class VisitingRecorder(Recorder):
         self.number = number
         self.thread = weakref.ref(threading.current_thread())
         self.names = parent.names
-        self.books = _FlopBooks()
+        self.books = self._flop_books = _FlopBooks()
         self.parameters = ParameterBooks(self.names, self.books)
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.sums.references_in_linear = -1
@@ -79,7 +80,7 @@ class VisitingRecorder(Recorder):
         place = self.places[thread] = Place(self, thread)
         return place
 
-    def begin_visit(self) -> Any:
+    def begin_visit(self, kind: str, subject: Any) -> Any:
         """Its own thread is never one that it visits."""
         return None
 
@@ -121,7 +122,7 @@ class VisitingRecorder(Recorder):
             self.parent.handed.append(handed)
         books.uncounted, self.compiled_regions = {}, set()
         self.runs.clear()
-        books.forget_blocks()
+        self._flop_books.forget_blocks()
         if self.parent.closed:
             books.close()
 
@@ -160,14 +161,32 @@ class HostingRecorder(Recorder):
         self.n_cuts = 0
         """Steps that have ended."""
         self.closed = False
+        self.has_models = False
         self._visitors: list[VisitingRecorder] = []
         self._n_visitors = 0
         self._local = threading.local()
         self._indices: dict[tuple[int, int], int] = {}
 
-    def begin_visit(self) -> VisitingRecorder | None:
+    def add_model(self, model: nn.Module, *, given: bool) -> None:
+        """With models given, calls of others on other threads are no concern of this ledger."""
+        self.has_models |= given
+        super().add_model(model, given=given)
+
+    def concerns(self, kind: str, subject: Any) -> bool:
+        """Whether a call on another thread is of a module, or sends gradients to a parameter, that is known here."""
+        if not self.has_models:
+            return True
+        if kind == MODULE_CALLS:
+            return id(subject) in self.names.module_numbers
+        roots = [subject] if isinstance(subject, torch.Tensor) else subject
+        nodes = [root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None) for root in roots]
+        return any(self.parameters.number_of(leaf) >= 0 for leaf in _leaves(nodes))
+
+    def begin_visit(self, kind: str, subject: Any) -> VisitingRecorder | None:
         """A call begins on this thread, which is another one."""
         try:
+            if not self.concerns(kind, subject):
+                return None
             reference = getattr(self._local, "visitor", None)
             visitor = reference() if reference is not None else None
             if visitor is None:
@@ -238,9 +257,9 @@ class GraphLog:
     without one is looked up by its number, unless the graph has shown to be another thread's.
     """
 
-    def __init__(self, recorder: Recorder, log: NodeLog | GraphLog) -> None:
+    def __init__(self, recorder: Recorder, log: NodeOwners) -> None:
         self._recorder = recorder
-        self._log: NodeLog = log._log if isinstance(log, GraphLog) else log
+        self._log = log
         self._foreign = False
 
     def module_of(self, node_number: int) -> int:
@@ -283,6 +302,19 @@ def _accumulated(node: Any, depth: int = 3) -> list[Any]:
         elif following is not None and depth and type(following).__name__.removesuffix("Backward0") in _VIEWS:
             found += _accumulated(following, depth - 1)
     return found
+
+
+def _leaves(nodes: list[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a backward from these nodes stores gradients in."""
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, internals.AccumulateGrad):
+            yield node.variable  # type: ignore[attr-defined]
+        nodes += [following for following, _ in node.next_functions]
 
 
 def remove_mode(mode: Any) -> None:

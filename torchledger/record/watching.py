@@ -74,7 +74,7 @@ class Watching:
         with self.blind_lock:
             self.blind[kind] = self.blind.get(kind, 0) + 1
 
-    def begin_visit(self) -> elsewhere.Visitor | None:
+    def begin_visit(self, kind: str, subject: Any) -> elsewhere.Visitor | None:
         """Overridden by a recorder that counts what other threads run."""
         return None
 
