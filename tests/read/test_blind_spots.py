@@ -28,5 +28,5 @@ def test_each_kind_has_a_line_of_its_own() -> None:
         "3 optimizer steps ran on other threads: what they did is not in these books",
         "2 child processes ran (multiprocessing spawn): what they did is not in these books",
         "1 child process ran (fork): what they did is not in these books",
-        "aoti.mlp ran 4 times: what a package of AOTInductor computes and allocates inside itself is not in these books",
+        "aoti.mlp ran 4 times: what a package of AOTInductor computes and allocates inside is not in these books",
     )

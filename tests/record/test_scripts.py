@@ -147,9 +147,11 @@ def test_products_in_fused_kernels_are_named() -> None:
     assert steps[-1] in ((0, {"jit.linear": 2}), (A + B, {}))  # where this CPU's library does not fuse
     if not steps[-1][0]:
         model = frozen()
-        with pytest.raises(tl.UncountedOpError), tl.Ledger(strict=True), torch.no_grad():
-            for _ in range(4):
+        with torch.no_grad():
+            for _ in range(3):
                 model(x)
+        with pytest.raises(tl.UncountedOpError), tl.Ledger(strict=True), torch.no_grad():
+            model(x)
 
 
 def test_a_library_s_convolution_is_named() -> None:

@@ -49,7 +49,7 @@ def _children(counts: Mapping[str, int]) -> list[str]:
 def _packages(counts: Mapping[str, int]) -> list[str]:
     return [
         f"{kind.removeprefix('package ')} ran {_count(n, 'time')}: what a package of AOTInductor computes and "
-        f"allocates inside itself is not in these books"
+        f"allocates inside is not in these books"
         for kind, n in counts.items()
         if kind.startswith("package ") and n
     ]
