@@ -17,7 +17,7 @@ from torchledger.record.elsewhere import MODULE_CALLS, THREADS, UNFINISHED
 from torchledger.record.mode import Recorder
 from torchledger.record.names import OUTSIDE
 from torchledger.record.parameters import ParameterBooks
-from torchledger.record.places import NodeOwners, Place, Run, Used
+from torchledger.record.places import FORWARD, INFERENCE, NodeOwners, Place, Run, Used
 from torchledger.record.storages import Books
 from torchledger.record.sums import Sums
 
@@ -133,6 +133,10 @@ class VisitingRecorder(Recorder):
         super().add_model(model, given=given)
         self.parent.met.append(weakref.ref(model))
 
+    def phase_without_grad(self, module: nn.Module, number: int) -> str:
+        """It is decided at once: `inference` if an optimizer that the parent knows trains a part of it."""
+        return INFERENCE if self.parent.parameters.trains(module) else FORWARD
+
     def note_batch(self, module: nn.Module, number: int, args: Any, kwargs: Any) -> None:
         """What other threads are given says nothing of a step's tokens."""
 
@@ -216,8 +220,12 @@ class HostingRecorder(Recorder):
         """Also on another thread."""
         return bool(self.handed) or super().has_run()
 
-    def add_handed(self, journal: Journal, *, cut: bool) -> None:
-        """Put what other threads handed over into a step's journal; ``cut``: the step ends."""
+    def rows_handed(self) -> list[ProductRow]:
+        """What other threads handed over in the open step."""
+        return [row for handed in self.handed.copy() for row in handed.rows]
+
+    def with_handed(self, journal: Journal, *, cut: bool) -> Journal:
+        """A step's journal with what other threads handed over; ``cut``: the step ends."""
         indices = self._indices if cut else {}
         for handed in self._take() if cut else self.handed.copy():
             for number, row in enumerate(handed.rows, handed.first):
@@ -232,6 +240,7 @@ class HostingRecorder(Recorder):
         if cut:
             indices.clear()
             self.n_cuts += 1
+        return journal
 
     def _take(self) -> Any:
         while self.handed:
