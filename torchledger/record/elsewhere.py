@@ -34,6 +34,9 @@ class Host(Protocol):
     def note_blind(self, kind: str) -> None:
         """Something of that kind ran that is not all in the books."""
 
+    def knows(self, module: Any) -> bool:
+        """Whether its calls are any of this recorder's concern. Never raises."""
+
     def begin_visit(self, kind: str, subject: Any) -> Visitor | None:
         """A call begins on this thread; None if it is none of this recorder's. Never raises."""
 
@@ -76,9 +79,15 @@ def visitors_here() -> tuple[Any, ...]:
     return getattr(_here, "places", ())
 
 
-def may_visit() -> bool:
-    """Whether a call that begins on this thread, which no ledger was entered on, can be counted by visitors."""
+def may_visit(module: Any = None) -> bool:
+    """Whether a call that begins on this thread, which no ledger was entered on, is for visitors to count.
+
+    Args:
+        module: Whose call it is; None for a backward.
+    """
     if not _hosts or getattr(_here, "visited", False):
+        return False
+    if module is not None and getattr(_here, "passed", False) and not any(host.knows(module) for host in _hosts):
         return False
     # The engine's threads, and TorchScript's, have the modes of the thread that they work for.
     return not any(hasattr(mode, "begin_visit") for mode in internals.current_dispatch_modes())

@@ -152,7 +152,7 @@ def _patch_modules() -> None:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         watchers = watchers_of(ident()) or visitors_here()
         if not watchers:
-            if may_visit():
+            if may_visit(self):
                 return run_elsewhere(MODULE_CALLS, call, original, self, *args, **kwargs)
             return original(self, *args, **kwargs)
         for watcher in watchers:

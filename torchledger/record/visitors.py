@@ -176,12 +176,14 @@ class HostingRecorder(Recorder):
         self.has_models |= given
         super().add_model(model, given=given)
 
+    def knows(self, module: Any) -> bool:
+        """Whether a module's call on another thread is counted."""
+        return not self.has_models or id(module) in self.names.module_numbers
+
     def concerns(self, kind: str, subject: Any) -> bool:
         """Whether a call on another thread is of a module, or sends gradients to a parameter, that is known here."""
-        if not self.has_models:
-            return True
-        if kind == MODULE_CALLS:
-            return id(subject) in self.names.module_numbers
+        if kind == MODULE_CALLS or not self.has_models:
+            return self.knows(subject)
         roots = [subject] if isinstance(subject, torch.Tensor) else subject
         nodes = [root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None) for root in roots]
         return any(self.parameters.number_of(leaf) >= 0 for leaf in _leaves(nodes))

@@ -95,6 +95,10 @@ class Watching:
         with self.blind_lock:
             self.blind[kind] = self.blind.get(kind, 0) + 1
 
+    def knows(self, module: Any) -> bool:
+        """Likewise: whether a module's call there is counted."""
+        return False
+
     def begin_visit(self, kind: str, subject: Any) -> elsewhere.Visitor | None:
         """Overridden by a recorder that counts what other threads run."""
         return None
