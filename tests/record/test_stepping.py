@@ -386,3 +386,19 @@ def test_the_same_values_and_bytes_whoever_counts() -> None:
         assert one.memory["cpu"].end.by_category == other.memory["cpu"].end.by_category
         assert one.flops == other.flops
         assert one.evidence == other.evidence
+
+
+def test_a_model_that_is_gone_when_the_program_ends_was_in_its_last_step() -> None:
+    def train() -> None:
+        model = layer()
+        optimizer = make_sgd(model)
+        for _ in range(2):
+            model(batch()).square().mean().backward()
+            optimizer.step()
+
+    with counting() as ledger:
+        train()
+    assert flops(ledger.report) == [(1, 1, 0)] * 2
+    for step in ledger.report.steps:
+        assert list(step.evidence.parameters) == ["weight"]
+        assert tl.reconcile(step).flops.residual == 0
