@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,9 +56,15 @@ def test_forwards_of_a_pool_and_one_backward(n_threads: int) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     head = nn.Linear(4, 4)
     a, b, c = 2 * 8 * 16 * 16, 2 * 8 * 16 * 4, 2 * 8 * 4 * 4
+    together = threading.Barrier(n_threads)
+
+    def run_part(x: torch.Tensor) -> torch.Tensor:
+        together.wait(10)
+        return model(x)
+
     with tl.Ledger([model, head]) as ledger, ThreadPoolExecutor(n_threads) as pool:
         for _ in range(3):
-            parts = list(pool.map(model, torch.ones(8, 16).chunk(4)))
+            parts = list(pool.map(run_part, torch.ones(8, 16).chunk(4)))
             head(torch.cat(parts)).sum().backward()
             ledger.step()
     for step in ledger.report.steps:
@@ -71,6 +78,16 @@ def test_forwards_of_a_pool_and_one_backward(n_threads: int) -> None:
     assert ledger.report.faults == ()
 
 
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as Python lets them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_training_on_many_threads_at_once() -> None:
     """Each has its own graph, beside that of the ledger's thread: all of it is counted, whatever runs when."""
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -89,7 +106,7 @@ def test_training_on_many_threads_at_once() -> None:
     assert [step.flops.total for step in report.steps] == [9 * (2 * a + 3 * b)] * 10
     assert products(report) == {"0.weight": (90 * a, 0, 90 * a), "2.weight": (90 * b, 90 * b, 90 * b)}
     assert tl.reconcile(report.steps[-1]).flops.residual == 0
-    assert report.blind_spots[0].startswith("80 module calls and 80 backwards ran on 4 other threads")
+    assert report.blind_spots[0].startswith("80 module calls and 80 backwards ran on ")
     assert report.faults == ()
 
 

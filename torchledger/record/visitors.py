@@ -94,12 +94,22 @@ class VisitingRecorder(Recorder):
             books.products = []
             self.place.log.cut()
             self.parameters.enter_all()
+        self._meet_models()
+        self.first_row = len(books.products)
+        internals.push_dispatch_mode(self)
+
+    def _meet_models(self) -> None:
+        """Enter the parameters of models that others have met."""
         if self.n_roots != self.names.n_roots:
             self.n_roots, models = self.names.roots()
             for model in models:
                 self.parameters.add_model(model)
-        self.first_row = len(books.products)
-        internals.push_dispatch_mode(self)
+
+    def module_begins(self, module: nn.Module, place: Place) -> int:
+        """Another thread may have met the module just now."""
+        number = super().module_begins(module, place)
+        self._meet_models()
+        return number
 
     def end_visit(self) -> None:
         """The call has ended: its rows are the parent's now."""
