@@ -94,21 +94,14 @@ class VisitingRecorder(Recorder):
             books.products = []
             self.place.log.cut()
             self.parameters.enter_all()
-        self._meet_models()
+        self.n_roots = _meet_models(self, self.n_roots)
         self.first_row = len(books.products)
         internals.push_dispatch_mode(self)
-
-    def _meet_models(self) -> None:
-        """Enter the parameters of models that others have met."""
-        if self.n_roots != self.names.n_roots:
-            self.n_roots, models = self.names.roots()
-            for model in models:
-                self.parameters.add_model(model)
 
     def module_begins(self, module: nn.Module, place: Place) -> int:
         """Another thread may have met the module just now."""
         number = super().module_begins(module, place)
-        self._meet_models()
+        self.n_roots = _meet_models(self, self.n_roots)
         return number
 
     def end_visit(self) -> None:
@@ -138,11 +131,6 @@ class VisitingRecorder(Recorder):
 
     # What is the parent's to do, or nobody's
 
-    def add_model(self, model: nn.Module, *, given: bool) -> None:
-        """A model that the parent does not know yet."""
-        super().add_model(model, given=given)
-        self.parent.met.append(weakref.ref(model))
-
     def phase_without_grad(self, module: nn.Module, number: int) -> str:
         """It is decided at once: `inference` if an optimizer that the parent knows trains a part of it."""
         return INFERENCE if self.parent.parameters.trains(module) else FORWARD
@@ -170,8 +158,7 @@ class HostingRecorder(Recorder):
     def __init__(self, *, strict: bool = False, stacks: bool = False) -> None:
         super().__init__(strict=strict, stacks=stacks)
         self.handed: deque[Handed] = deque()
-        self.met: deque[weakref.ref[nn.Module]] = deque()
-        """Models that other threads ran first."""
+        self.n_roots = 0
         self.n_cuts = 0
         """Steps that have ended."""
         self.closed = False
@@ -219,13 +206,18 @@ class HostingRecorder(Recorder):
             self.fault("a call on another thread could not be counted", error)
             return None
 
+    def module_begins(self, module: nn.Module, place: Place) -> int:
+        """Another thread may have met the module."""
+        number = super().module_begins(module, place)
+        if self._n_visitors and not place.stack:
+            self.n_roots = _meet_models(self, self.n_roots)
+        return number
+
     def begin_run(self, run: Run) -> None:
         """The graph may be one that another thread made."""
         if self._n_visitors:
             run.log = GraphLog(self, run.log)
-            while self.met:
-                if (model := self.met.popleft()()) is not None:
-                    self.parameters.add_model(model)
+            self.n_roots = _meet_models(self, self.n_roots)
         super().begin_run(run)
 
     def has_run(self) -> bool:
@@ -269,6 +261,16 @@ class HostingRecorder(Recorder):
         self._visitors = []
         for _ in self._take():
             self.note_blind(UNFINISHED)
+
+
+def _meet_models(recorder: Recorder, n_met: int) -> int:
+    """Enter the parameters of models that other threads have met since there were so many; how many there are."""
+    names = recorder.names
+    if n_met != names.n_roots:
+        n_met, models = names.roots()
+        for model in models:
+            recorder.parameters.add_model(model)
+    return n_met
 
 
 class GraphLog:
