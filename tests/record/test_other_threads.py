@@ -110,6 +110,61 @@ def test_training_on_many_threads_at_once() -> None:
     assert report.faults == ()
 
 
+def test_a_backward_on_a_thread_that_has_a_graph_of_its_own() -> None:
+    """The numbers of its own nodes are those of the other graph's."""
+    first, second = nn.Linear(16, 4), nn.Linear(16, 6)
+    x = torch.ones(8, 16, requires_grad=True)
+    with tl.Ledger([first, second]) as ledger, ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            own = pool.submit(lambda: second(x).sum()).result()
+            loss = first(x).sum()
+            pool.submit(loss.backward).result()
+            pool.submit(own.backward).result()
+            ledger.step()
+    n = 2 * 8 * 16
+    for step in ledger.report.steps:
+        assert products(step) == {"Linear.weight": (4 * n, 4 * n, 4 * n), "Linear2.weight": (6 * n, 6 * n, 6 * n)}
+        totals = {name: split.self_total for name, split in step.flops.by_module.items() if split.self_total}
+        assert totals == {"Linear": 12 * n, "Linear2": 18 * n}
+
+
+def test_why_is_known_of_other_threads_too() -> None:
+    """The terms of the bridge are those of the same step on the ledger's thread."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).requires_grad_(True)
+    model[0].requires_grad_(False)
+
+    def train() -> None:
+        loss = model(torch.ones(8, 16)).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    bridges = []
+    for run in (lambda work: work(), on_a_thread):
+        with tl.Ledger(model) as ledger:
+            run(train)
+        bridges.append(tl.reconcile(ledger.report.steps[-1], tokens=8).flops)
+    assert bridges[0].residual == bridges[1].residual == 0
+    terms = [{term.name: term.value for term in bridge.terms} for bridge in bridges]
+    assert terms[0] == terms[1]
+    assert terms[0]["double_backward"] == 2 * 8 * 16 * 4
+
+
+def test_an_evaluation_on_another_thread_is_inference() -> None:
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        model(torch.ones(8, 16))
+
+    with tl.Ledger(model, optimizer) as ledger:
+        model(torch.ones(8, 16)).sum().backward()
+        optimizer.step()
+        on_a_thread(evaluate)
+    flops = ledger.report.flops
+    assert (flops.forward, flops.backward, flops.inference, flops.model) == (1024, 1024, 1024, 2048)
+
+
 def test_a_model_that_only_another_thread_runs() -> None:
     model, teacher = nn.Linear(16, 4), nn.Linear(16, 6, bias=False)
     x = torch.ones(8, 16)

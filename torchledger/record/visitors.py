@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchledger import internals
-from torchledger.journal.entries import Journal, ProductRow
+from torchledger.journal.entries import Journal, ProductRow, Reader
 from torchledger.record.elsewhere import MODULE_CALLS, THREADS, UNFINISHED
 from torchledger.record.mode import Recorder
 from torchledger.record.names import OUTSIDE
@@ -34,6 +34,7 @@ class Handed(NamedTuple):
     rows: list[ProductRow]
     uncounted: dict[str, int]
     compiled: set[tuple[str, int]]
+    readers: list[Reader]
 
 
 class _FlopBooks(Books):
@@ -120,9 +121,10 @@ class VisitingRecorder(Recorder):
             (*row[:9], (row[9][0] + before if row[9][0] >= 0 else -1, row[9][1], -1, *row[9][3:]) if row[9] else ())
             for row in books.products[self.first_row :]
         ]
-        if rows or books.uncounted or self.compiled_regions:
-            handed = Handed(self.number, before + self.first_row, rows, books.uncounted, self.compiled_regions)
-            self.parent.handed.append(handed)
+        readers = [Reader(parameter, op, how, module, 0) for (parameter, op), (how, module, _) in books.readers.items()]
+        if rows or readers or books.uncounted or self.compiled_regions:
+            first = before + self.first_row
+            self.parent.handed.append(Handed(self.number, first, rows, books.uncounted, self.compiled_regions, readers))
         books.uncounted, self.compiled_regions = {}, set()
         self.runs.clear()
         self._flop_books.forget_blocks()
@@ -238,6 +240,7 @@ class HostingRecorder(Recorder):
                 if link and link[0] >= 0:
                     link = (indices.get((handed.visitor, link[0]), -1), *link[1:])
                 journal.products.append((*row[:9], link))
+            journal.readers += [reader for reader in handed.readers if reader not in journal.readers]
             for name, n in handed.uncounted.items():
                 journal.uncounted[name] = journal.uncounted.get(name, 0) + n
             journal.compiled += [module for _, module in sorted(handed.compiled)]
