@@ -33,7 +33,7 @@ def watch_children(replace: Replace) -> None:
 
 def _forked() -> None:
     if not getattr(_starting, "known", False):
-        elsewhere.note_blind("child fork")
+        elsewhere.note_unseen("child fork")
 
 
 def _watched_start(original: Any) -> Any:
@@ -42,7 +42,7 @@ def _watched_start(original: Any) -> Any:
         _known(original, self)
         if not makes_batches:
             method = getattr(self, "_start_method", None) or multiprocessing.get_start_method(allow_none=True)
-            elsewhere.note_blind(f"child multiprocessing {method or 'fork'}")
+            elsewhere.note_unseen(f"child multiprocessing {method or 'fork'}")
 
     return start
 
@@ -51,7 +51,7 @@ def _watched_init(original: Any) -> Any:
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
         _known(original, self, args, *rest, **kwargs)
         if _runs_python(args):
-            elsewhere.note_blind("child python")
+            elsewhere.note_unseen("child python")
 
     return init
 

@@ -16,7 +16,7 @@ MODULE_CALLS, BACKWARDS = "module calls", "backwards"
 """What a visitor counts."""
 THREADS, COUNTED, NOT_COUNTED, UNFINISHED = "threads", "counted ", "not counted ", "unfinished calls"
 OPTIMIZER_STEPS = "optimizer steps"
-"""Kinds of what is noted in a recorder's ``blind``; the first two of a call are followed by what it is."""
+"""Kinds of what is noted in a recorder's ``unseen``; the first two of a call are followed by what it is."""
 
 
 class Visitor(Protocol):
@@ -31,7 +31,7 @@ class Visitor(Protocol):
 class Host(Protocol):
     """A recorder, as other threads see it."""
 
-    def note_blind(self, kind: str) -> None:
+    def note_unseen(self, kind: str) -> None:
         """Something of that kind ran that is not all in the books."""
 
     def knows(self, module: Any) -> bool:
@@ -68,10 +68,10 @@ def forget_hosts() -> None:
     _hosts, _lock, _here = (), threading.Lock(), threading.local()
 
 
-def note_blind(kind: str) -> None:
+def note_unseen(kind: str) -> None:
     """Tell all recorders of something that ran out of their sight."""
     for host in _hosts:
-        host.note_blind(kind)
+        host.note_unseen(kind)
 
 
 def visitors_here() -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ class _Visit:
             if visitor is not None:
                 self.visitors.append(visitor)
             if visitor is not None or not self.is_inner:
-                host.note_blind(f"{NOT_COUNTED if visitor is None else COUNTED}{kind}")
+                host.note_unseen(f"{NOT_COUNTED if visitor is None else COUNTED}{kind}")
         _here.places = tuple(visitor.place for visitor in self.visitors)
         _here.visited, _here.passed = bool(self.visitors), not self.visitors
 

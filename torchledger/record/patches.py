@@ -25,7 +25,7 @@ from torchledger.record.elsewhere import (
     MODULE_CALLS,
     OPTIMIZER_STEPS,
     may_visit,
-    note_blind,
+    note_unseen,
     run_elsewhere,
     visitors_here,
 )
@@ -347,7 +347,7 @@ def _patch_resize() -> None:
 def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     watchers = _watchers_here()
     if not watchers:
-        note_blind(OPTIMIZER_STEPS)
+        note_unseen(OPTIMIZER_STEPS)
     for watcher in watchers:
         watcher.begin_optimizer(optimizer)
 

@@ -195,13 +195,13 @@ class HostingRecorder(Recorder):
             reference = getattr(self._local, "visitor", None)
             visitor = reference() if reference is not None else None
             if visitor is None:
-                with self.blind_lock:
+                with self.unseen_lock:
                     self._visitors = [v for v in self._visitors if (thread := v.thread()) and thread.is_alive()]
                     self._n_visitors += 1
                     visitor = VisitingRecorder(self, self._n_visitors)
                     self._visitors.append(visitor)
                 self._local.visitor = weakref.ref(visitor)
-                self.note_blind(THREADS)
+                self.note_unseen(THREADS)
             visitor.begin()
             return visitor
         except Exception as error:
@@ -258,12 +258,12 @@ class HostingRecorder(Recorder):
         self.closed = True
         for visitor in self._visitors:
             if visitor.busy:
-                self.note_blind(UNFINISHED)
+                self.note_unseen(UNFINISHED)
             else:
                 visitor.books.close()
         self._visitors = []
         for _ in self._take():
-            self.note_blind(UNFINISHED)
+            self.note_unseen(UNFINISHED)
 
 
 def _meet_models(recorder: Recorder, n_met: int) -> int:

@@ -62,9 +62,9 @@ class Watching:
         self.end_step: Callable[[Cut], None] = lambda _: None
         """What ends a step at a moment that the policy names: the ledger's."""
         self.faults: list[str] = []
-        self.blind: dict[str, int] = {}
+        self.unseen: dict[str, int] = {}
         """What ran that is not all in these books: how often, by kind."""
-        self.blind_lock = threading.RLock()
+        self.unseen_lock = threading.RLock()
         self._steps_of: dict[int, int] = {}
         self.n_backwards = 0
         """Backwards that ran outside of any optimizer's step."""
@@ -90,10 +90,10 @@ class Watching:
         self.names.forget_all()
         self.parameters.forget_all()
 
-    def note_blind(self, kind: str) -> None:
+    def note_unseen(self, kind: str) -> None:
         """Something of that kind ran that is not all in these books."""
-        with self.blind_lock:
-            self.blind[kind] = self.blind.get(kind, 0) + 1
+        with self.unseen_lock:
+            self.unseen[kind] = self.unseen.get(kind, 0) + 1
 
     def knows(self, module: Any) -> bool:
         """Likewise: whether a module's call there is counted."""
