@@ -210,6 +210,15 @@ def test_a_loader_s_thread_costs_nothing() -> None:
     assert ledger.report.faults == ()
 
 
+def test_what_wraps_a_model_is_no_other_model() -> None:
+    model = nn.Linear(16, 4)
+    wrapped = nn.Sequential(model, nn.ReLU())
+    with tl.Ledger(model) as ledger:
+        on_a_thread(lambda: wrapped(torch.ones(8, 16)).sum().backward())
+    assert ledger.report.flops.total == 2 * 1024
+    assert ledger.report.blind_spots[0].startswith("1 module call and 1 backward ran on 1 other thread:")
+
+
 def test_what_raises_and_what_is_still_running() -> None:
     model, x = nn.Linear(16, 4), torch.ones(8, 16)
     started, done = threading.Event(), threading.Event()

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torchledger.record import elsewhere
 from torchledger.record.scripts import Replace
 
 _LAUNCHERS = ("python", "pypy", "torchrun", "accelerate", "deepspeed")
+_BETWEEN = ("subprocess", "torchledger", "contextlib")
 _starting = threading.local()
 _registered = False
 
@@ -50,7 +52,7 @@ def _watched_start(original: Any) -> Any:
 def _watched_init(original: Any) -> Any:
     def init(self: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
         _known(original, self, args, *rest, **kwargs)
-        if _runs_python(args):
+        if _runs_python(args) and not _compiles(sys._getframe(1)):
             elsewhere.note_unseen("child python")
 
     return init
@@ -73,9 +75,14 @@ def _makes_batches(process: Any) -> bool:
 
 
 def _runs_python(args: Any) -> bool:
-    """Whether a command line runs Python, and is none of Inductor's workers, which only compile."""
+    """Whether a command line runs Python."""
     words = args.split() if isinstance(args, str) else [args] if isinstance(args, bytes | os.PathLike) else list(args)
     texts = [os.fsdecode(word) for word in words if isinstance(word, str | bytes | os.PathLike)]
-    if not texts or any("_inductor" in text for text in texts[1:4]):
-        return False
-    return texts[0] == sys.executable or Path(texts[0]).name.startswith(_LAUNCHERS)
+    return bool(texts) and (texts[0] == sys.executable or Path(texts[0]).name.startswith(_LAUNCHERS))
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    """Whether a compiler starts a child: to compile, or to try what the processor can."""
+    while frame is not None and (name := frame.f_globals.get("__name__", "")).split(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    return frame is not None and name.startswith(("torch._inductor.", "torch.utils.cpp", "triton."))

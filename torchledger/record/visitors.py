@@ -177,7 +177,11 @@ class HostingRecorder(Recorder):
 
     def knows(self, module: Any) -> bool:
         """Whether a module's call on another thread is counted."""
-        return not self.has_models or id(module) in self.names.module_numbers
+        if not self.has_models:
+            return True
+        known = self.names.module_numbers
+        # What wraps a model (`torch.compile`, `DataParallel`) is no module of it.
+        return id(module) in known or any(id(child) in known for child in module._modules.values())
 
     def concerns(self, kind: str, subject: Any) -> bool:
         """Whether a call on another thread is of a module, or sends gradients to a parameter, that is known here."""
