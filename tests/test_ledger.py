@@ -238,6 +238,7 @@ def test_other_threads_do_not_disturb() -> None:
         assert (step.flops.forward, step.flops.backward) == (2 * LINEAR, 3 * LINEAR)
         assert set(step.flops.by_module) == {"", "a", "b"}
     assert ledger.report.faults == ()
+    assert "of other models ran on other threads" in ledger.report.blind_spots[0]
 
 
 def test_two_threads_with_a_ledger_each() -> None:

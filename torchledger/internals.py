@@ -6,7 +6,9 @@ of a step. Names that torchledger can do without are `optional` and None when mi
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import FrameType
@@ -71,6 +73,19 @@ is_functorch_wrapped: Final[Callable[[torch.Tensor], bool]] = _required("_C._fun
 """Whether a tensor is one of a function transform's, which hides its storage."""
 get_tracing_state: Final[Callable[[], Any]] = _required("_C._get_tracing_state")
 """The state of a `torch.jit.trace` that runs, or None."""
+set_tracing_state: Final[Callable[[Any], None]] = _required("_C._set_tracing_state")
+"""Let it go on, or (None) stand still."""
+last_script_graph: Final[Callable[[], Any]] = _optional("_C._last_executed_optimized_graph") or (lambda: None)
+"""The graph of scripted code, as it was optimized, that this thread ran last; None where none has."""
+script_callables: Final[tuple[Any, ...]] = (_required("_C.ScriptMethod"), _required("_C.ScriptFunction"))
+"""The classes of what runs scripted code."""
+script_texts: Final[tuple[tuple[Any, str], ...]] = tuple(
+    (kind, name)
+    for kind in (_optional("_C.Graph"), _optional("_C.Node"))
+    for name in ("__repr__", "str", "t")
+    if name in getattr(kind, "__dict__", ())
+)
+"""What prints graphs of scripted code, and reads their constants."""
 is_key_excluded: Final[Callable[[str], bool]] = _required("_C._dispatch_tls_is_dispatch_key_excluded")
 """Whether this thread dispatches past a key."""
 set_key_excluded: Final[Callable[[str, bool], None]] = _required("_C._dispatch_tls_set_dispatch_key_excluded")
@@ -166,6 +181,51 @@ def input_dimensions(node: Any) -> int | None:
     return None if metadata is None else len(metadata[index].shape)
 
 
+@contextlib.contextmanager
+def no_tracing() -> Iterator[None]:
+    """A context that a `torch.jit.trace` of this thread does not see: sizes are plain numbers in it."""
+    state = get_tracing_state()
+    if state is None:
+        yield
+        return
+    before = getattr(_standing, "trace", None)
+    _set_tracing(None)
+    _standing.trace = state
+    try:
+        yield
+    finally:
+        _standing.trace = before
+        _set_tracing(state)
+
+
+_standing = threading.local()
+"""The trace that `no_tracing` keeps out of this thread."""
+
+
+@contextlib.contextmanager
+def tracing_again() -> Iterator[None]:
+    """Inside `no_tracing`: a context that the trace sees after all, also from inside a mode's handler."""
+    state = getattr(_standing, "trace", None)
+    if state is None:
+        yield
+        return
+    excluded = is_key_excluded("Tracer")
+    set_key_excluded("Tracer", False)
+    set_tracing_state(state)
+    try:
+        yield
+    finally:
+        set_tracing_state(None)
+        set_key_excluded("Tracer", excluded)
+
+
+def _set_tracing(state: Any) -> None:
+    excluded = is_key_excluded("Tracer")  # the handler of a mode dispatches past it, where torch refuses
+    set_key_excluded("Tracer", False)
+    set_tracing_state(state)
+    set_key_excluded("Tracer", excluded)
+
+
 def require() -> None:
     """Fail with one clear error where the installed torch lacks a name that recording stands on.
 
@@ -194,6 +254,17 @@ def dynamo_callbacks() -> Any:
     """Dynamo's compile callbacks, or None as long as nothing has imported Dynamo."""
     module = sys.modules.get("torch._dynamo.callback")
     return getattr(module, "callback_handler", None)
+
+
+def packages() -> list[Any]:
+    """The classes that run packages of AOTInductor."""
+    spaces = _optional("_C._aoti")
+    return [kind for name, kind in vars(spaces).items() if name.startswith("AOTIModel")] if spaces else []
+
+
+def dynamo_frames() -> Any:
+    """Dynamo's module that turns frames into graphs, or None as long as nothing has imported it."""
+    return sys.modules.get("torch._dynamo.convert_frame")
 
 
 # What simulated devices stand on.

@@ -8,7 +8,7 @@ import inspect
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -23,6 +23,7 @@ from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
+from torchledger.read.blind_spots import blind_spots
 from torchledger.read.inside import unaudited_lines
 from torchledger.read.kept import KeptSteps
 from torchledger.read.memory import with_peak_rows
@@ -112,6 +113,7 @@ class Ledger:
         self._index = 0
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
+        self._unseen: Counter[str] = Counter()
         self._began = 0.0
         self._step_called = False
         self._created = ""
@@ -251,7 +253,10 @@ class Ledger:
             remainder=self._remainder,
             journals=journals,
             growing=self._reader.growing() if self._growing is None else self._growing,
-            blind_spots=self._unaudited(journals, steps),
+            blind_spots=(
+                *blind_spots(self._unseen + Counter(self._recorder.unseen if self._recorder else {})),
+                *self._unaudited(journals, steps),
+            ),
         )
 
     def _unaudited(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
@@ -314,6 +319,7 @@ class Ledger:
             return recorder.stop()
         finally:
             recorder.books.close()
+            self._unseen.update(recorder.unseen)
             self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
 
     def _end_recorded_step(self, tokens: int | None, at: Cut | None = None, note: str = "") -> None:

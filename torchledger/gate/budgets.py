@@ -169,5 +169,7 @@ def find_doubts(run: RunStatement, keys: Mapping[str, int]) -> Iterator[str]:
     if "bytes" in units:
         notes = (note for step in run.steps for memory in step.memory.values() for note in memory.notes)
         yield from dict.fromkeys(notes)
+    if units & {"flops", "bytes"}:
+        yield from run.blind_spots
     if len(run.steps) < run.n_steps:
         yield f"of {run.n_steps:,} steps {len(run.steps):,} were kept (the last, and that of the peak): raise keep="

@@ -32,6 +32,8 @@ def products_inside(graph: Any) -> tuple[str, ...]:
 
 def _find(source: str) -> list[str]:
     starts = [*_KERNEL.finditer(source)]
+    if not starts:
+        return []
     ends = [match.start() for match in starts[1:]] + [len(source)]
     library = _library_results(source)
     names = []

@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from torchledger.flops.registry import is_true_composite, lookup
 from torchledger.flops.rules import Formula
+from torchledger.record.calls import CALLS
 
 aten = torch.ops.aten
 SCATTERING = (
@@ -70,7 +71,8 @@ class Entry:
         # May hand over memory that no allocator of torch's gave.
         self.lifts: bool = rule.name in ("aten.lift_fresh", "aten.from_file", "aten.set_")
         # An overload's `__call__` does nothing but call this.
-        self.call: Callable[..., Any] = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
+        plain = getattr(op, "_op", op) if isinstance(op, OpOverload) else op
+        self.call: Callable[..., Any] = CALLS.get(op, plain)
 
 
 def _kind(op: Any, counted: bool) -> int:

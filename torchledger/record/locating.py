@@ -110,7 +110,8 @@ class Locating(Arrivals):
             return BACKWARD, OUTSIDE, True
         number = internals.get_sequence_nr()
         grew, place.seen_number = number != place.seen_number, number
-        if sys._getframe(2).f_code is _make_grads_code:
+        caller = sys._getframe(1).f_back  # none where TorchScript runs an op on a thread of its own
+        if caller is not None and caller.f_code is _make_grads_code:
             return BACKWARD, OUTSIDE, True
         if not _is_grad_enabled():
             return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)

@@ -32,6 +32,7 @@ from torchledger.record.inside import count_allocating
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
+from torchledger.record.packages import products_in_shims
 from torchledger.record.places import (
     BACKWARD,
     FORWARD,
@@ -254,7 +255,7 @@ class Recorder(Locating, TorchDispatchMode):
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
             elif kind >= _ADDING and len(books.blocks) > first_new and kind < _COMPOSITE:
-                self.note_written(kind, args, out, node, sys._getframe(1))
+                self.note_written(kind, args, out, node, sys._getframe().f_back)
         except UncountedOpError:
             raise
         except Exception as error:
@@ -318,7 +319,7 @@ class Recorder(Locating, TorchDispatchMode):
             self.entries.clear()
             self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
-        self.watch_inside(entry)
+        self.watch_inside(self.keep_trace_out(entry) if func is torch.ops.aten.convolution.default else entry)
         return entry
 
     def watch_inside(self, entry: Entry) -> None:
@@ -326,6 +327,21 @@ class Recorder(Locating, TorchDispatchMode):
         count_allocating(entry, self.allocating)
         if self.audit is not None:
             self.audit.wrap(entry)
+
+    def keep_trace_out(self, entry: Entry) -> Entry:
+        """Of all ops `aten.convolution` alone arrives with `torch.jit.trace` on, which would note the sizes we read.
+
+        The entry calls this handler again, without it; what comes back is the entry that is found then.
+        """
+        inner, key = Entry(entry.op), object()
+        self.entries[id(key)] = inner
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with internals.no_tracing():
+                return self.__torch_dispatch__(key, (), args, kwargs)
+
+        entry.kind, entry.call = Kind.VIEW, call
+        return inner
 
     def foreign(self, types: Any) -> bool | None:
         """None: an ordinary op. True: a subclass must handle it first. False: not the program's own work."""
@@ -341,7 +357,7 @@ class Recorder(Locating, TorchDispatchMode):
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""
         # What a compiled region writes into is a buffer of its own, made there.
-        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(2)) else None
+        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(1).f_back) else None
         self.meet_outputs(kwargs, phase, made)
         out = entry.call(*args, **kwargs)
         self.note_sizes((*args, *kwargs.values()), phase, module)
@@ -356,14 +372,32 @@ class Recorder(Locating, TorchDispatchMode):
 
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
-        module = place.stack[-1] if place.stack else OUTSIDE
-        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
-            module = self.runs[-1].log.module_of(node._sequence_nr())
+        module = self.module_at(place)
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
         if self.audit is not None:
             self.audit.compiled_graph_runs(module)
-        for name in products_inside(graph):
+        self.products_ran((*products_inside(graph), *products_in_shims(graph)), place)
+
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Products ran in kernels that no dispatch shows: they are named."""
+        module = self.module_at(place)
+        for name in products:
             self.uncounted(name, module)
+
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """A package has run: its buffers are unknown like a compiled region's, and its results are made now."""
+        self.note_unseen(f"package {name}")
+        module = self.module_at(place)
+        self.compiled_regions.add((name, module))
+        phase = self.phase or (FORWARD if place.stack else OUTSIDE_PHASE)
+        for tensor in results:
+            self.books.meet(tensor, made=(phase, module, name))
+
+    def module_at(self, place: Place) -> int:
+        """The module that runs on a thread, or whose backward does."""
+        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
+            return self.runs[-1].log.module_of(node._sequence_nr())
+        return place.stack[-1] if place.stack else OUTSIDE
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

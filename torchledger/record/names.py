@@ -7,10 +7,13 @@ one of its class, so that a loop which makes a module in each step needs constan
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import nn
 
 from torchledger.journal.statements import OUTSIDE_MODULE
@@ -32,10 +35,15 @@ class _Root:
 class Names:
     """Who is who: every module and parameter that a ledger has met, by number."""
 
+    lock: Any = field(default_factory=threading.RLock)
+    """Other threads meet models too."""
     module_numbers: dict[int, int] = field(default_factory=dict)
     """id(module) -> number, while the module lives."""
     parameter_modules: list[int] = field(default_factory=list)
     """The number of the module that holds each parameter."""
+    scripted: set[int] = field(default_factory=set)
+    """The numbers of scripted and traced modules, whose parts call one another unseen."""
+    n_roots: int = 0
     _parameter_keys: list[str] = field(default_factory=list)
     _parameter_numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     _roots: list[_Root] = field(default_factory=list)
@@ -46,11 +54,16 @@ class Names:
 
     def add_root(self, model: nn.Module, *, given: bool) -> None:
         """Name a model and all modules in it; those already known (from a part called before) are renamed."""
-        class_name = type(model).__name__
+        with self.lock:
+            self._add_root(model, given)
+
+    def _add_root(self, model: nn.Module, given: bool) -> None:
+        class_name = class_name_of(model)
         if not given and next(model.parameters(), None) is None:
             root = self._root(class_name, major=False, model=None)
         else:
             root = self._root(class_name, major=True, model=weakref.ref(model))
+        self.n_roots += 1
         for path, module in model.named_modules():
             clean = clean_path(path)
             known = self.module_numbers.get(id(module))
@@ -58,6 +71,8 @@ class Names:
                 self._remember(module, self._number(root, clean))
             elif self._modules[known][0] != root and self._modules[known][1] == "":
                 self._retire(known, root, clean)
+            if isinstance(module, torch.jit.ScriptModule):
+                self.scripted.add(self.module_numbers[id(module)])
 
     def _root(self, class_name: str, *, major: bool, model: weakref.ref[nn.Module] | None) -> int:
         """A root of that class whose model is gone (or any, of a minor class), or a new one."""
@@ -79,33 +94,48 @@ class Names:
 
     def add_passing(self, module: nn.Module, parent: int) -> int:
         """The number of a module that is registered nowhere: made during a forward, and named after its class."""
-        owner, path = self._modules[parent]
-        name = join_path(path if parent else "", type(module).__name__)
-        number = self._number(owner, name)
-        self._remember(module, number)
-        return number
+        with self.lock:
+            owner, path = self._modules[parent]
+            name = join_path(path if parent else "", class_name_of(module))
+            number = self._number(owner, name)
+            self._remember(module, number)
+            return number
 
     def parameter_number(self, key: str, module: int) -> int:
         """The number of the parameter of that name in a module (or alone, with module `OUTSIDE`)."""
-        number = self._parameter_numbers.get((module, key))
-        if number is None:
-            number = self._parameter_numbers[module, key] = len(self._parameter_keys)
-            self._parameter_keys.append(key)
-            self.parameter_modules.append(module)
-        return number
+        with self.lock:
+            number = self._parameter_numbers.get((module, key))
+            if number is None:
+                number = self._parameter_numbers[module, key] = len(self._parameter_keys)
+                self._parameter_keys.append(key)
+                self.parameter_modules.append(module)
+            return number
+
+    def owner_in_script(self, parameter: int, module: int) -> int:
+        """Whose product of a parameter is that ``module`` ran: the holder's, if it is a scripted one too."""
+        owner = self.parameter_modules[parameter]
+        return owner if owner in self.scripted else module
 
     def module_paths(self) -> list[str]:
         """The path of each module by number: the root model is ``""``; of several, each begins with its class name."""
-        prefixes = self._prefixes()
-        return [path if owner < 0 else join_path(prefixes[owner], path) for owner, path in self._modules]
+        with self.lock:
+            prefixes = self._prefixes()
+            return [path if owner < 0 else join_path(prefixes[owner], path) for owner, path in self._modules]
 
     def parameter_paths(self) -> list[str]:
         """The name of each parameter by number."""
-        paths = self.module_paths()
-        return [
-            join_path(paths[module], key) if module else key
-            for key, module in zip(self._parameter_keys, self.parameter_modules, strict=True)
-        ]
+        with self.lock:
+            paths = self.module_paths()
+            return [
+                join_path(paths[module], key) if module else key
+                for key, module in zip(self._parameter_keys, self.parameter_modules, strict=True)
+            ]
+
+    def roots(self) -> tuple[int, list[nn.Module]]:
+        """How many models have been named, and those that are alive."""
+        with self.lock:
+            found = [root.model() for root in self._roots if root.model is not None]
+            return self.n_roots, [model for model in found if model is not None]
 
     def _prefixes(self) -> list[str]:
         majors = [root for root in self._roots if root.major]
@@ -151,6 +181,16 @@ def join_path(prefix: str, path: str) -> str:
     ('blocks.0', 'head')
     """
     return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def class_name_of(module: nn.Module) -> str:
+    """The class of a module; of a scripted or traced one, that which it was made from.
+
+    >>> class_name_of(nn.Linear(2, 2))
+    'Linear'
+    """
+    original = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
+    return original or type(module).__name__
 
 
 def clean_path(path: str) -> str:

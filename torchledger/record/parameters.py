@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from torchledger import internals
 from torchledger.journal.entries import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, ParameterRow
-from torchledger.record.names import OUTSIDE, Names
+from torchledger.record.names import OUTSIDE, Names, class_name_of
+from torchledger.record.scripts import constants_of
 from torchledger.record.storages import Books
 
 _storage_of = torch.Tensor.untyped_storage
@@ -53,6 +54,9 @@ class ParameterBooks:
                 number = numbers.get(id(module), OUTSIDE)
                 self._holders[number] = weakref.ref(module)
                 self._enter_module(number, module)
+            elif isinstance(module, torch.jit.ScriptModule) and next(module.parameters(), None) is None:
+                for constant in constants_of(module):
+                    self._enter(constant, BUFFER, -1, numbers.get(id(module), OUTSIDE))
 
     def enter_all(self) -> None:
         """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
@@ -81,7 +85,7 @@ class ParameterBooks:
             new = self._enter(parameter, PARAMETER, number)
             row = self._old_rows.get(number)
             if row is None or new or row.trainable is not parameter.requires_grad:
-                row = self._row(number, parameter, type(module).__name__, key)
+                row = self._row(number, parameter, class_name_of(module), key)
             self._rows[number] = row
         for buffer in module._buffers.values():
             if buffer is not None and not is_lazy(buffer):
@@ -96,7 +100,8 @@ class ParameterBooks:
         holder = reference()
         # The id may be that of another tensor by now.
         if isinstance(holder, nn.Module):
-            there = holder._parameters.get(key)
+            held = holder._parameters
+            there = held.get(key) if isinstance(held, dict) else dict(held.items()).get(key)  # a scripted module's
         elif holder is not None:
             groups = holder.param_groups
             there = groups[key[0]]["params"][key[1]] if key[0] < len(groups) else None
@@ -108,6 +113,11 @@ class ParameterBooks:
         """Elements of a parameter, -1 where it is not known."""
         row = self._rows.get(number) or self._old_rows.get(number)
         return -1 if row is None else row.n_elements
+
+    def is_trainable(self, number: int) -> bool:
+        """Whether a parameter needs a gradient, as the last step's end (or its finding) saw it."""
+        row = self._rows.get(number) or self._old_rows.get(number)
+        return row is not None and row.trainable
 
     def rows(self) -> list[ParameterRow]:
         """What there is of each parameter, as `enter_all` found them."""

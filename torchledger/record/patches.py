@@ -19,7 +19,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
+from torchledger.record.children import watch_children
+from torchledger.record.elsewhere import (
+    BACKWARDS,
+    MODULE_CALLS,
+    OPTIMIZER_STEPS,
+    may_visit,
+    note_unseen,
+    run_elsewhere,
+    visitors_here,
+)
 from torchledger.record.leaving import keep_flags
+from torchledger.record.packages import watch_packages
+from torchledger.record.scripts import watch_scripts
 
 
 class Watcher(Protocol):
@@ -49,6 +61,21 @@ class Watcher(Protocol):
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""
 
+    def begin_script(self) -> None:
+        """Scripted code is about to run."""
+
+    def end_script(self) -> None:
+        """It has run, or raised."""
+
+    def script_ran(self, products: tuple[str, ...]) -> None:
+        """It has run these products in fused kernels of its own."""
+
+    def package_runs(self, name: str) -> None:
+        """A package of AOTInductor is about to run."""
+
+    def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
+        """It has run, and gives these."""
+
 
 autograd: Any = torch.autograd
 storages: Any = torch.UntypedStorage
@@ -77,6 +104,11 @@ def unwatch(watcher: Watcher, thread: int) -> None:
             _uninstall()
 
 
+def _watchers_here() -> tuple[Watcher, ...]:
+    """The watchers of this thread, or the visitors that count on it while a call runs."""
+    return _watchers.get(threading.get_ident()) or visitors_here()
+
+
 def _install() -> None:
     _undo.append(keep_flags())
     _patch_modules()
@@ -84,6 +116,9 @@ def _install() -> None:
     _patch_inductor()
     _patch_backward()
     _patch_resize()
+    watch_scripts(_replace, _watchers_here)
+    watch_packages(_replace, _watchers_here)
+    watch_children(_replace)
     pre = register_optimizer_step_pre_hook(_before_optimizer)
     post = register_optimizer_step_post_hook(_after_optimizer)
     _undo.extend((pre.remove, post.remove))
@@ -115,8 +150,10 @@ def _patch_modules() -> None:
     watchers_of = _watchers.get
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watchers = watchers_of(ident())
-        if watchers is None:
+        watchers = watchers_of(ident()) or visitors_here()
+        if not watchers:
+            if may_visit(self):
+                return run_elsewhere(MODULE_CALLS, call, original, self, *args, **kwargs)
             return original(self, *args, **kwargs)
         for watcher in watchers:
             watcher.enter_module(self, args, kwargs)
@@ -156,16 +193,47 @@ class _Compiling:
 
     def attach(self) -> None:
         """Register with Dynamo, if somebody has imported it by now."""
-        if self._handler is None and (handler := internals.dynamo_callbacks()) is not None:
+        handler = internals.dynamo_callbacks()
+        if handler is not None and self._start not in handler.start_callbacks:  # `torch._dynamo.reset` takes it out
             handler.register_start_callback(self._start)
             handler.register_end_callback(self._end)
+            if self._handler is None:
+                self._outlive_reset(handler)
+                self._cover_capture()
             self._handler = handler
 
+    def _outlive_reset(self, handler: Any) -> None:
+        """`torch._dynamo.reset`, as a strict `torch.export` calls it, takes all callbacks out."""
+        clear = handler.clear
+
+        def clear_and_attach() -> None:
+            clear()
+            if self._handler is not None:
+                self.attach()
+
+        _replace(handler, "clear", clear_and_attach)
+
+    def _cover_capture(self) -> None:
+        """A strict `torch.export` compiles without calling back."""
+        frames = internals.dynamo_frames()
+        original = getattr(frames, "_fullgraph_capture_frame", None)
+        if original is None:
+            return
+
+        def capture(*args: Any, **kwargs: Any) -> Any:
+            self._start(None)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end(None)
+
+        _replace(frames, "_fullgraph_capture_frame", capture)
+
     def close(self) -> None:
-        if self._handler is not None:
+        if self._handler is not None and self._start in self._handler.start_callbacks:
             self._handler.remove_start_callback(self._start)
             self._handler.remove_end_callback(self._end)
-            self._handler = None
+        self._handler = None
         _compile_watch.remove(self)
 
     def _start(self, _: Any) -> None:
@@ -225,7 +293,7 @@ def _patch_inductor() -> None:
     original = graphs.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers.get(threading.get_ident(), ()):
+        for watcher in _watchers_here():
             watcher.compiled_graph_runs(self)
         return original(self, *args, **kwargs)
 
@@ -247,8 +315,10 @@ def _patch_backward() -> None:
     original = autograd._engine_run_backward
 
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = _watchers.get(threading.get_ident())
-        if watchers is None:
+        watchers = _watchers_here()
+        if not watchers:
+            if may_visit():
+                return run_elsewhere(BACKWARDS, run_backward, original, t_outputs, *args, **kwargs)
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
         for watcher in watchers:
@@ -275,10 +345,13 @@ def _patch_resize() -> None:
 
 
 def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watcher in _watchers.get(threading.get_ident(), ()):
+    watchers = _watchers_here()
+    if not watchers:
+        note_unseen(OPTIMIZER_STEPS)
+    for watcher in watchers:
         watcher.begin_optimizer(optimizer)
 
 
 def _after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watcher in _watchers.get(threading.get_ident(), ()):
+    for watcher in _watchers_here():
         watcher.end_optimizer(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -39,6 +39,16 @@ Used: TypeAlias = tuple[tuple[int, ...], int]
 """A product's parameters, and its number among all products of the recorder."""
 
 
+class NodeOwners(Protocol):
+    """Which module and which products the nodes of a graph belong to, by the numbers that their thread gave them."""
+
+    def module_of(self, node_number: int) -> int:
+        """The module that made a node."""
+
+    def products_of(self, node_number: int) -> tuple[Used, ...]:
+        """The products that a node's forward ran."""
+
+
 class NodeLog:
     """Which module made which autograd nodes of one thread.
 
@@ -67,6 +77,10 @@ class NodeLog:
     def module_of(self, node_number: int) -> int:
         """The module that made a node."""
         return self.modules[bisect_right(self.numbers, node_number) - 1]
+
+    def has_nodes(self) -> bool:
+        """Whether any module or product has run on the thread."""
+        return len(self.numbers) > 2 or bool(self.products) or bool(self.products_before)
 
     def products_of(self, node_number: int) -> tuple[Used, ...]:
         """The products that a node's forward ran."""
@@ -107,7 +121,7 @@ class Run:
         self.optimizer: Callable[[], Optimizer | None] = _nothing if optimizer is None else weakref.ref(optimizer)
         self.thread = place.thread
         self.depth = len(place.stack)
-        self.log = place.log
+        self.log: NodeOwners = place.log
         # Not the frame itself, which would keep its arguments alive.
         self.frame = id(frame) if frame is not None else 0
         self.number = 0
@@ -149,6 +163,12 @@ class Listener(Protocol):
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Generated code is about to run."""
 
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Products of unknown cost ran where no dispatch shows them."""
+
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """They gave these tensors."""
+
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
 
@@ -156,12 +176,16 @@ class Listener(Protocol):
 class Place:
     """One thread, as one ledger sees it."""
 
-    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread", "without_grad", "without_grad_depth")
+    __slots__ = (
+        "log", "numbers", "recorder", "scripts", "seen_number", "stack", "thread", "without_grad", "without_grad_depth",
+    )  # fmt: skip
 
     def __init__(self, recorder: Listener, thread: int) -> None:
         self.recorder = recorder
         self.thread = thread
         self.stack: list[int] = []
+        self.scripts = 0
+        """How many calls of scripted code run."""
         self.without_grad = FORWARD
         """The phase of what modules do while grad mode is off."""
         self.without_grad_depth = 0
@@ -176,17 +200,24 @@ class Place:
         stack = self.stack
         number = self.numbers.get(id(module))
         if number is None or not stack:
-            try:
-                number = self.recorder.module_begins(module, self)
-                if not stack:
-                    self.recorder.note_batch(module, number, args, kwargs)
-            except Exception as error:
-                self.recorder.fault(f"{type(module).__name__} could not be entered", error)
-                number = self.numbers.get(id(module), OUTSIDE)
+            number = self._begin_module(module, args, kwargs)
         stack.append(number)
         if not _is_grad_enabled() and not self.without_grad_depth:
             self.begin_without_grad(module, number)
         self.log.note(_get_sequence_nr(), number)
+
+    def _begin_module(self, module: nn.Module, args: Any, kwargs: Any) -> int:
+        """The number of a module that runs at the top, or that has none yet."""
+        recorder = self.recorder
+        try:
+            with internals.no_tracing():  # which would write the sizes that we read into the program's graph
+                number = recorder.module_begins(module, self)
+                if not self.stack:
+                    recorder.note_batch(module, number, args, kwargs)
+                return number
+        except Exception as error:
+            recorder.fault(f"{type(module).__name__} could not be entered", error)
+            return self.numbers.get(id(module), OUTSIDE)
 
     def begin_without_grad(self, module: nn.Module, number: int) -> None:
         """A module runs with grad mode off: an evaluation, a frozen part, or a custom function's forward."""
@@ -244,6 +275,29 @@ class Place:
             self.recorder.storage_resized(storage, self)
         except Exception as error:
             self.recorder.fault("a new size could not be noted", error)
+
+    def begin_script(self) -> None:
+        """Scripted code is about to run."""
+        self.scripts += 1
+
+    def end_script(self) -> None:
+        """It has run, or raised."""
+        self.scripts -= 1
+
+    def script_ran(self, products: tuple[str, ...]) -> None:
+        """It has run these products in fused kernels of its own."""
+        self.recorder.products_ran(products, self)
+
+    def package_runs(self, name: str) -> None:
+        """A package of AOTInductor is about to run: what is in it is not known."""
+        self.recorder.products_ran((name,), self)
+
+    def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
+        """It has run, and gives these."""
+        try:
+            self.recorder.results_came(name, results, self)
+        except Exception as error:
+            self.recorder.fault("the results of a package could not be entered", error)
 
     def compiled_graph_runs(self, graph: Any) -> None:
         """Code that Inductor generated is about to run."""

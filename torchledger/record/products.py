@@ -14,6 +14,7 @@ from torchledger.flops.uses import count_uses
 from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD
 from torchledger.record.entries import Entry
 from torchledger.record.matching import match_product
+from torchledger.record.names import Names
 from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import (
     BACKWARD,
@@ -39,6 +40,7 @@ _is_grad_enabled = torch.is_grad_enabled
 class Poster(Protocol):
     """What posting a product needs of the recorder."""
 
+    names: Names
     books: Books
     parameters: ParameterBooks
     runs: list[Run]
@@ -141,6 +143,8 @@ def post_product(
         if name == entry.name:
             books.global_excess += max(whole - (cost if type(cost) is int else cost.flops), 0)
         recorder.distributed_product = None
+    if parts and module in recorder.names.scripted:
+        module = recorder.names.owner_in_script(parts[0][0], module)
     if type(cost) is int:
         books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact", link))
     else:
@@ -150,7 +154,7 @@ def post_product(
 
 def _compiled(recorder: Poster, module: int) -> int:
     """`HIDDEN` if compiled code called the product, 0 if not; notes the region."""
-    region = compiled_region(sys._getframe(3))
+    region = compiled_region(sys._getframe(2).f_back)
     if region and "torchinductor" not in region:  # Inductor's tell of themselves
         recorder.compiled_regions.add((region, module))
     return HIDDEN if region else 0
@@ -163,7 +167,13 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
         flags |= GRAPH
     around = recorder.subclass_op
     in_subclass = around is not None and around.tracked and around.number == _get_sequence_nr()
-    if in_function or in_subclass:
+    # Code that TorchScript differentiates as a whole is one node; its ops get their operands detached.
+    in_script = (
+        place.scripts > 0
+        and flags & GRAPH
+        and any(recorder.parameters.is_trainable(n) or _get_sequence_nr() - 1 in place.log.products for n in found)
+    )
+    if in_function or in_subclass or in_script:
         flags |= HIDDEN
     if isinstance(cost, Cost) and cost.parts:
         flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
@@ -172,6 +182,7 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
         (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
         or in_function
         or in_subclass
+        or in_script
     ):
         _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
     return flags

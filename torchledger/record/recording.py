@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchledger.journal.entries import Journal, ProductRow, Row
-from torchledger.record.mode import Recorder
 from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.places import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, RECOMPUTE, Undecided
 from torchledger.record.storages import Cut
+from torchledger.record.visitors import HostingRecorder
 
 _TRAINING = (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)
 
 
-class StepRecorder(Recorder):
+class StepRecorder(HostingRecorder):
     """A recorder that gives the journal of each step."""
 
     def journal(self, index: int) -> Journal:
         """The journal of the open step so far, with names."""
-        return self._named(self.books.peek(index))
+        return self.with_handed(self._named(self.books.peek(index)), cut=False)
 
     def cut(self, index: int, at: Cut | None = None) -> Journal:
         """End the step, now or at an earlier moment, and give its journal with names.
@@ -26,7 +26,7 @@ class StepRecorder(Recorder):
         `Books.settle` must follow.
         """
         books = self.books
-        journal = self._named(books.cut(index, at))
+        journal = self.with_handed(self._named(books.cut(index, at)), cut=True)
         if self.undecided:
             phases = self.decide_phases()
             books.carried = {n: _decided(row, phases) for n, row in books.carried.items()}
@@ -44,7 +44,7 @@ class StepRecorder(Recorder):
         phases = self.decide_phases()
         return any(
             kind == "backward" or phases.get(value, value) in _TRAINING for _, kind, value in self.books.marks
-        ) or any(phases.get(row[2], row[2]) in _TRAINING for row in self.books.products)
+        ) or any(phases.get(row[2], row[2]) in _TRAINING for row in (*self.books.products, *self.rows_handed()))
 
     def _named(self, journal: Journal) -> Journal:
         journal.modules = self.names.module_paths()

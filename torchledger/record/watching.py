@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from torchledger import internals
 from torchledger.journal.entries import Batch
-from torchledger.record import patches
+from torchledger.record import elsewhere, patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import (
@@ -62,6 +62,9 @@ class Watching:
         self.end_step: Callable[[Cut], None] = lambda _: None
         """What ends a step at a moment that the policy names: the ledger's."""
         self.faults: list[str] = []
+        self.unseen: dict[str, int] = {}
+        """What ran that is not all in these books: how often, by kind."""
+        self.unseen_lock = threading.RLock()
         self._steps_of: dict[int, int] = {}
         self.n_backwards = 0
         """Backwards that ran outside of any optimizer's step."""
@@ -74,15 +77,34 @@ class Watching:
         """Watch this thread from now on."""
         self.place = self.new_place(_get_ident())
         self.dynamo_is_about = patches.attach_to_dynamo()
+        elsewhere.add_host(self)
 
     def end_watching(self) -> None:
         """Watch no thread, module or optimizer; nothing of ours is left in torch."""
+        elsewhere.remove_host(self)
+        self.end_visits()
         for thread, place in self.places.items():
             patches.unwatch(place, thread)
         self.places.clear()
         self.runs.clear()
         self.names.forget_all()
         self.parameters.forget_all()
+
+    def note_unseen(self, kind: str) -> None:
+        """Something of that kind ran that is not all in these books."""
+        with self.unseen_lock:
+            self.unseen[kind] = self.unseen.get(kind, 0) + 1
+
+    def knows(self, module: Any) -> bool:
+        """Likewise: whether a module's call there is counted."""
+        return False
+
+    def begin_visit(self, kind: str, subject: Any) -> elsewhere.Visitor | None:
+        """Overridden by a recorder that counts what other threads run."""
+        return None
+
+    def end_visits(self) -> None:
+        """Likewise."""
 
     def new_place(self, thread: int) -> Place:
         """Watch a thread: the one that began, or one of the engine's."""
@@ -245,6 +267,12 @@ class Watching:
 
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
         """Overridden by the recorder: generated code is about to run."""
+
+    def products_ran(self, products: Iterable[str], place: Place) -> None:
+        """Overridden by the recorder: products ran where no dispatch shows them."""
+
+    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
+        """Overridden by the recorder: code that no dispatch shows gave these tensors."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
