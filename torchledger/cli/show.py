@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torchledger.errors import UsageError
 from torchledger.journal.schema import dump_run
+from torchledger.read.reconcile.flops import POSITIONS
 from torchledger.reconciliation import reconcile
 from torchledger.render.bridges import reconciliation_sections
 from torchledger.render.markdown import render_markdown, render_sections
@@ -29,7 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in place of the report, why its FLOPs are not 6ND and its peak not 16N",
     )
-    parser.add_argument("--tokens", type=int, metavar="D", help="tokens of a step, for --reconcile")
+    parser.add_argument(
+        "--tokens",
+        type=_tokens,
+        metavar="D",
+        help='tokens of a step, for --reconcile; "positions": the output positions of each layer, for convolutions',
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -42,7 +48,11 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _reconciled(report: Report, style: str, tokens: int | None) -> str:
+def _tokens(text: str) -> int | str:
+    return text if text == POSITIONS else int(text)
+
+
+def _reconciled(report: Report, style: str, tokens: int | str | None) -> str:
     """The bridges of the step with the highest peak."""
     if report.peak_step is None:
         raise UsageError("the report has no step to reconcile.")

@@ -21,6 +21,7 @@ from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
+from torchledger.record.decompositions import Decompositions
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
@@ -67,6 +68,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.decompositions = Decompositions(self.books)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_map
 
 from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
-from torchledger.flops.uses import count_uses
+from torchledger.flops.uses import count_matrices, count_uses
 from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD
+from torchledger.record.decompositions import Decompositions, is_watched
 from torchledger.record.entries import Entry
 from torchledger.record.matching import match_product
 from torchledger.record.parameters import ParameterBooks
@@ -46,6 +47,7 @@ class Poster(Protocol):
     compiled_regions: set[tuple[str, int]]
     subclass_op: SubclassOp | None
     distributed_product: tuple[str, int] | None
+    decompositions: Decompositions
 
     def segment(self) -> tuple[int, int]:
         """The checkpointed segment that runs, and a flag if it is its recompute."""
@@ -126,9 +128,10 @@ def post_product(
             segment, again = recorder.segment()
             flags |= again
             if not parts:
-                link = (-1, flags, segment, 0, (), _sizes(entry, args, out))
+                link = (-1, flags, segment, 0, (), (*_sizes(entry, args, out), len(books.blocks)))
             elif first >= 0 and len(parts) == 1:
-                link = (-1, flags, segment, 0, (count_uses(entry.name, args, out, first, parts[0][2]),), ())
+                uses = count_uses(entry.name, args, out, first, parts[0][2])
+                link = (-1, flags, segment, 0, (uses,), count_matrices(entry.name, args, first))
             else:
                 link = (-1, flags, segment, 0, tuple([part[2] // 2 for part in parts]), ())
     elif node is None:
@@ -144,6 +147,8 @@ def post_product(
     if type(cost) is int:
         books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact", link))
     else:
+        if cost.values_only and is_watched(entry.name, out):
+            recorder.decompositions.watch(entry.name, out, cost.values_only, sys._getframe(2))
         name, flops, rescore, excess = cost.name or entry.name, cost.flops, cost.rescore, cost.causal_excess
         books.products.append((name, dtype, phase, module, flops, rescore, excess, parts, cost.quality, link))
 
@@ -169,12 +174,17 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
         flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
     # An op that makes no node must not write: the last number would be another node's.
     if (
-        (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
+        (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and _may_hide_operands(cost))))
         or in_function
         or in_subclass
     ):
         _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
     return flags
+
+
+def _may_hide_operands(cost: int | Cost) -> bool:
+    """Whether the operands that need a gradient may be of types that are not looked at."""
+    return isinstance(cost, Cost) and not cost.apart and not cost.values_only
 
 
 _Parts = tuple[tuple[int, str, int], ...]
@@ -188,7 +198,7 @@ def _forward_parts(books: Books, cost: int | Cost, found: tuple[int, ...]) -> tu
             numbers = [books.parameter_of(part.operand) for part in cost.parts]
             parts = tuple((n, p.kind, p.flops) for n, p in zip(numbers, cost.parts, strict=True) if n >= 0)
             return parts, tuple(dict.fromkeys(n for n in numbers if n >= 0))
-        return tuple((n, "forward", cost.flops) for n in found[:1]), found
+        return tuple((n, "forward", cost.flops - cost.apart) for n in found[:1]), found
     return ((found[0], "forward", cost),) if found else (), found
 
 

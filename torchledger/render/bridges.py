@@ -13,11 +13,14 @@ from torchledger.units import format_bytes, format_flops, format_share
 
 
 def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[PhasePeak]) -> tuple[Section, ...]:
-    """Both bridges, and the peak of each phase."""
-    sections: list[Section] = [
+    """Both bridges, and the peak of each phase; first what must be known to read them."""
+    sections: list[Section] = [Facts("Before you read", (("note", flops.caveat),))] if flops.caveat else []
+    sections += [
         bridge_table(flops, "FLOPs: from 6·N·D to what the hardware executed"),
         bridge_table(memory, "Bytes: from 16·N to the peak"),
     ]
+    peaks = tuple(peaks)
+    told = [(peak.phase, peak.advice) for peak in peaks]
     rows = tuple(
         (
             peak.phase,
@@ -37,7 +40,8 @@ def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[Phase
             Column("mostly", "text", drop=2),
         )
         sections.append(Table("The peak of each phase", columns, rows))
-        sections.append(Facts("What would lower it", tuple((peak.phase, peak.advice) for peak in peaks)))
+        advice = tuple((f"the peak, in {phase}", words) for phase, words in told if words)
+        sections += [Facts("What would lower it", advice)] if advice else []
     return tuple(sections)
 
 
@@ -52,7 +56,10 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
 
     rule, _, numbers = bridge.rule.partition(", ")
     rows = [row("predicted", bridge.predicted, clean(rule), signed=False)]
-    rows += [row(term.name, term.value, clean(term.why), term.closed_form) for term in bridge.terms]
+    for term in bridge.terms:
+        rows.append(row(term.name, term.value, clean(term.why), term.closed_form))
+        parts = term.parts if len(term.parts) > 1 else ()
+        rows += [row(f"  of it {clean(part.name)}", part.value, clean(part.why)) for part in parts]
     if bridge.residual:
         share = format_share(abs(bridge.residual), bridge.measured)
         rows.append(row("unexplained", bridge.residual, f"{share} of what was measured: no cause has a name"))
@@ -66,7 +73,7 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
         Column("why", "name"),
     )
     notes = [f"predicted from {clean(numbers)}", *map(clean, bridge.notes)] if numbers else [*map(clean, bridge.notes)]
-    if not bridge.residual:
+    if not bridge.residual and not bridge.value("unexplained"):
         notes.insert(0, "residual 0: every difference has a name")
     return Table(title, columns, tuple(rows), 1, tuple(notes))
 
