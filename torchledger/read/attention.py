@@ -13,9 +13,9 @@ _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 
 
 class _Candidate(NamedTuple):
-    """A product without parameters: its index, the elements of its result and operands, and when it ran."""
+    """A product without parameters: its number, the elements of its result and operands, and when it ran."""
 
-    index: int
+    number: int
     sizes: tuple[int, ...]
     path: str
     position: int
@@ -44,7 +44,7 @@ def find_attention(journal: Journal) -> set[int]:
     softmaxes = [
         _Softmax(position, prod(row[5]), row[5][-1] if row[5] else 1, _above(journal.modules[row[3]]))
         for position, row in enumerate(journal.blocks)
-        if row[4] in _SOFTMAX and prod(row[5])
+        if row[4] in _SOFTMAX and 0 not in row[5]
     ]
     found: set[int] = set()
     groups = _candidates(journal, found)
@@ -102,7 +102,7 @@ def _find_sliced(
         values = values or [c for c in after[:1] if any(size % n_rows == 0 for size in c.sizes[1:])]
         if not scores or not values:
             continue
-        found.update(c.index for c in (*scores, *values))
+        found.update(c.number for c in (*scores, *values))
         for c in scores:
             scored.setdefault(c.sizes[0], []).append(c.path)
 

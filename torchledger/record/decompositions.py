@@ -69,5 +69,5 @@ class Decompositions:
 
 
 def is_watched(name: str, out: Any) -> bool:
-    """Whether the results of an op are those of a decomposition of plain tensors, on a device that holds data or not."""
+    """Whether the results of an op are those of a decomposition of plain tensors."""
     return name in _WITHOUT_VECTORS and isinstance(out, tuple) and all(type(t) is torch.Tensor for t in out)

@@ -29,6 +29,7 @@ from torchledger.record.places import (
     compiled_region,
     in_function_forward,
 )
+from torchledger.record.reruns import is_rerun, signature
 from torchledger.record.storages import NO_PARAMETER, Books
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -124,7 +125,7 @@ def post_product(
     elif phase is not BACKWARD:
         parts, found = _forward_parts(books, cost, found)
         if phase is FORWARD or phase is RECOMPUTE or type(phase) is Undecided:
-            flags = _remember_forward(recorder, place, cost, found, flags)
+            flags = _remember_forward(recorder, place, cost, found, flags, (entry, args, out, first))
             segment, again = recorder.segment()
             flags |= again
             if not parts:
@@ -136,6 +137,12 @@ def post_product(
                 link = (-1, flags, segment, 0, tuple([part[2] // 2 for part in parts]), ())
     elif node is None:
         parts = ()
+    elif (recorder.runs[-1].log.signatures or recorder.runs[-1].log.signatures_before) and is_rerun(
+        recorder.runs[-1], node, signature(entry.name, args, out, found, first)
+    ):
+        phase = RECOMPUTE
+        parts, _ = _forward_parts(books, cost, found)
+        link = (-1, 0, -1, 0, tuple([part[2] // 2 for part in parts]), ())
     else:
         parts, origin = _backward_parts(recorder, cost, found, place, node, (entry, args, out))
         link = (origin, 0, -1, recorder.runs[-1].number, (), ())
@@ -161,7 +168,14 @@ def _compiled(recorder: Poster, module: int) -> int:
     return HIDDEN if region else 0
 
 
-def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: tuple[int, ...], flags: int) -> int:
+def _remember_forward(
+    recorder: Poster,
+    place: Place,
+    cost: int | Cost,
+    found: tuple[int, ...],
+    flags: int,
+    call: tuple[Entry, Any, Any, int],
+) -> int:
     """Note a forward's product for its node's backward, if it makes a node; gives back all its flags."""
     in_function = in_function_forward()
     if _is_grad_enabled():
@@ -178,7 +192,11 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
         or in_function
         or in_subclass
     ):
-        _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
+        row = recorder.books.n_products_before + len(recorder.books.products)
+        _remember(place, (found, row))
+        if in_function:
+            entry, args, out, first = call
+            place.log.signatures[row] = signature(entry.name, args, out, found, first)
     return flags
 
 

@@ -65,6 +65,10 @@ def _of_states(category: str, phase: str, snapshot: MemorySnapshot, evidence: St
             f"keep the frozen weights in fewer bits: {format_bytes(frozen)} in {', '.join(wide)}, which no optimizer "
             f"touches (bfloat16, 8 or 4 bits)"
         )
-    if category == "gradients" and phase == "forward":
-        return "zero_grad(set_to_none=True) before the forward, or fewer accumulated gradients in fp32"
+    if category == "gradients":
+        if phase == "forward":
+            return "zero_grad(set_to_none=True) before the forward, or fewer accumulated gradients in fp32"
+        return (
+            "use each gradient as soon as it is there (an optimizer in a hook of the backward), or shard them (ZeRO-2)"
+        )
     return "shard the states (ZeRO), or a recipe of fewer bytes a parameter (torchledger fit --recipe)"

@@ -65,7 +65,8 @@ def flop_bridge(
 
     Args:
         step: What was measured.
-        tokens: D; the step's own, if left out; ``"positions"``: for each parameter, the output positions of its products.
+        tokens: D; the step's own, if left out; ``"positions"``: each parameter's own, the output positions that its
+            products met.
         spec: A model's sizes, for each term's closed form.
         experts: A regular expression that finds the names of experts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from torchledger.errors import UsageError
@@ -129,7 +130,7 @@ def phase_peaks(step: StepReport, device: str | None = None) -> tuple[PhasePeak,
         if phase not in snapshots:
             continue
         snapshot = snapshots[phase]
-        category = max(snapshot.by_category, key=lambda name: weigh(name, snapshot))  # noqa: B023 (used at once)
+        category = max(snapshot.by_category, key=partial(weigh, snapshot=snapshot))
         nbytes = snapshot.by_category[category]
         advice = give_advice(phase, category, snapshot, step.evidence, device) if phase == highest else ""
         found.append(PhasePeak(phase, snapshot.total_bytes, snapshot.module, snapshot.op, category, nbytes, advice))
