@@ -21,7 +21,7 @@ def _run_kernel(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _run_selected(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The op's kernel for the device of its tensors: it keeps or sets a random state, and calls the op that it holds."""
+    """The kernel for the device of its tensors, which keeps or sets a random state and calls the op that it holds."""
     return op.py_kernels[backend_select_key](*args, **kwargs)
 
 

@@ -230,7 +230,7 @@ def _backward_parts(
     run, books = recorder.runs[-1], recorder.books
     products = run.log.products_of(node._sequence_nr())
     if len(products) > 1:
-        known, row = match_product(run.matched, products, found, _sizes(*call), books, recorder.parameters)
+        known, row = match_product(run.matched, products, found, _sizes(*call), books, recorder.parameters, run.log)
     else:
         known, row = products[0] if products else ((), -1)
     origin = max(row - books.n_products_before, -1)

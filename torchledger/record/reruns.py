@@ -31,11 +31,12 @@ def signature(name: str, args: Any, out: Any, found: tuple[int, ...], first: int
         first: The position of the first of them; below 0 for none.
     """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    sizes = tuple(sorted([_numel(out), *(t.numel() for t in tensors[-2:])]))
+    of_matrices = name.removeprefix("aten.") in _OF_MATRICES
+    sizes = tuple(sorted([_numel(out), *(t.numel() for t in tensors[-2:])])) if of_matrices else ()
     if found and first >= 0:
         operand = args[first]
         return "parameter", sizes, found[0], tuple(operand.shape), operand.stride()
-    if name.removeprefix("aten.") in _OF_MATRICES:
+    if of_matrices:
         return "sizes", sizes
     return "op", name, tuple(tuple(t.shape) for t in tensors)
 

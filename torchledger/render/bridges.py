@@ -17,6 +17,7 @@ def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[Phase
     sections: list[Section] = [Facts("Before you read", (("note", flops.caveat),))] if flops.caveat else []
     sections += [
         bridge_table(flops, "FLOPs: from 6·N·D to what the hardware executed"),
+        *parts_tables(flops),
         bridge_table(memory, "Bytes: from 16·N to the peak"),
     ]
     peaks = tuple(peaks)
@@ -45,6 +46,21 @@ def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[Phase
     return tuple(sections)
 
 
+def parts_tables(bridge: Bridge) -> list[Table]:
+    """For each term of several parts, a table of them whose last row is the term."""
+    columns = (Column("stage", "name"), Column("FLOP"), Column("", "number", drop=2), Column("why", "text"))
+    tables = []
+    for term in bridge.terms:
+        if len(term.parts) < 2:
+            continue
+        rows = [
+            (module_label(name), _signed(n), format_flops(n, signed=True), clean(why)) for name, n, why in term.parts
+        ]
+        rows.append((term.name, _signed(term.value), format_flops(term.value, signed=True), ""))
+        tables.append(Table(f"What {term.name} is made of", columns, tuple(rows), 1))
+    return tables
+
+
 def bridge_table(bridge: Bridge, title: str) -> Table:
     """A bridge, a line a term; what is left over says so."""
     in_units = format_flops if bridge.unit == "flops" else format_bytes
@@ -56,10 +72,7 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
 
     rule, _, numbers = bridge.rule.partition(", ")
     rows = [row("predicted", bridge.predicted, clean(rule), signed=False)]
-    for term in bridge.terms:
-        rows.append(row(term.name, term.value, clean(term.why), term.closed_form))
-        parts = term.parts if len(term.parts) > 1 else ()
-        rows += [row(f"  of it {clean(part.name)}", part.value, clean(part.why)) for part in parts]
+    rows += [row(term.name, term.value, clean(term.why), term.closed_form) for term in bridge.terms]
     if bridge.residual:
         share = format_share(abs(bridge.residual), bridge.measured)
         rows.append(row("unexplained", bridge.residual, f"{share} of what was measured: no cause has a name"))

@@ -42,10 +42,10 @@ class Bridge:
     unit: str = "flops"
     rule: str = ""
     notes: tuple[str, ...] = ()
-    caveat: str = ""
-    """What must be known before all else, such as a step without a backward; also the first of the ``notes``."""
     closed_form: int | None = None
     """The prediction plus all terms in closed form, where a spec was given."""
+    caveat: str = ""
+    """What must be known before all else, such as a step without a backward; also the first of the ``notes``."""
     by_name: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
