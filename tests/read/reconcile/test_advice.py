@@ -61,7 +61,7 @@ def test_advice_is_for_the_highest_phase_alone() -> None:
     bridge = memory_bridge(step_with(MemoryStatement(start=high, end=high, peak=high)))
     sections = reconciliation_sections(bridge, bridge, found.values())
     assert isinstance(sections[-1], Facts)
-    assert [label for label, _ in sections[-1].rows] == ["the peak, in backward"]
+    assert [label for label, _ in sections[-1].lines] == ["the peak, in backward"]
 
 
 def row_of(nbytes: int, op: str, shape: tuple[int, ...], n: int = 1, category: str = "temporaries") -> tl.Allocation:
@@ -80,7 +80,7 @@ def test_advice_for_logits_that_are_there_three_times(category: str, loss: str) 
     high = replace(make_snapshot(parameters=4000, **held), largest=rows)
     advice = peaks_of(backward=high)["backward"].advice
     assert advice.startswith("compute the loss in chunks")
-    assert "3 of 10 x 100 at once, 11.7 KiB" in advice
+    assert "3 of 10 x 100 at once, 11.72 KiB" in advice
 
 
 def test_a_small_loss_is_no_reason_for_chunks() -> None:
