@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from torchledger.cli.options import read_count
 from torchledger.errors import UsageError
 from torchledger.journal.schema import dump_run
 from torchledger.read.reconcile.flops import POSITIONS
@@ -17,7 +18,7 @@ from torchledger.report import Report
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": str,
     "markdown": render_markdown,
-    "json": lambda report: dump_run(report, journal=bool(report.journals)).rstrip("\n"),
+    "json": lambda report: _inert_json(dump_run(report, journal=bool(report.journals)).rstrip("\n")),
 }
 
 
@@ -32,24 +33,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=_tokens,
         metavar="D",
-        help='tokens of a step, for --reconcile; "positions": the output positions of each layer, for convolutions',
+        help='tokens of a step, as in 4096 or 4k, for --reconcile; or "positions": the output positions of each layer',
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report."""
+    tokens = _tokens(arguments.tokens)
     report = Report.load(arguments.file)
     if arguments.reconcile:
-        sys.stdout.write(_reconciled(report, arguments.format, arguments.tokens) + "\n")
+        sys.stdout.write(_reconciled(report, arguments.format, tokens) + "\n")
     else:
         sys.stdout.write(FORMATS[arguments.format](report) + "\n")
     return 0
 
 
-def _tokens(text: str) -> int | str:
-    return text if text == POSITIONS else int(text)
+def _inert_json(text: str) -> str:
+    """The same JSON without ``##[``, which a runner takes for a command wherever in a line it stands."""
+    return text.replace("##", "#\\u0023")
+
+
+def _tokens(text: str | None) -> int | str | None:
+    return text if text is None or text == POSITIONS else read_count("--tokens", text)
 
 
 def _reconciled(report: Report, style: str, tokens: int | str | None) -> str:

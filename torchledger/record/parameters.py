@@ -59,8 +59,10 @@ class ParameterBooks:
         self._old_rows, self._rows = self._rows, {}
         for number, reference in list(self._holders.items()):
             module = reference()
-            if module is None:
+            if module is None:  # gone since, but the step was about it
                 del self._holders[number]
+                modules = self._names.parameter_modules
+                self._rows.update((n, row) for n, row in self._old_rows.items() if modules[n] == number)
             else:
                 self._enter_module(number, module)
         for key, optimizer_reference in list(self._optimizers.items()):

@@ -100,6 +100,8 @@ class Books:
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
+        self.lent: set[int] = set()
+        """Blocks that a gradient has the use of, and that are what they were: the batch's ids."""
         self.died = self._make_died()
 
     def _make_died(self) -> Callable[[Ref], None]:
@@ -183,7 +185,7 @@ class Books:
                 self._house(ref.number, module)
             number = ref.number
             known = roles.get(number, 0)
-            if not known & role:
+            if not known & role and number not in self.lent:
                 roles[number] = known | role
             if key not in live:
                 live[key] = self.unread.pop(key)
