@@ -1,4 +1,4 @@
-"""Decompositions: without their vectors where a program asks for values alone, although a mode makes torch compute them.
+"""Decompositions: where a program asks for values alone, the price of those, although a mode makes torch make vectors.
 
 n = 6: eigenvalues of a symmetric matrix 4n³/3 = 288 (9n³ = 1,944 with vectors), of any 10n³ = 2,160 (25n³ = 5,400),
 singular values 8n³/3 = 576 (26n³ = 5,616).

@@ -120,7 +120,7 @@ def rows(*names: str, value: int = 60) -> list[Reused]:
     ("names", "stages"),
     [
         (("conv1.weight", "layer1.0.w", "layer1.1.w", "layer2.0.w"), ["conv1", "layer1", "layer2"]),
-        (("net.enc.stages.0.a.w", "net.enc.stages.1.a.w", "net.emb.w"), ["net.enc.stages.0", "net.enc.stages.1", "net.emb"]),
+        (("net.a.stages.0.c.w", "net.a.stages.1.c.w", "net.b.w"), ["net.a.stages.0", "net.a.stages.1", "net.b"]),
         (("0.weight", "2.weight"), ["0", "2"]),
         (("weight",), [""]),
         (("m.weight",), ["m"]),
