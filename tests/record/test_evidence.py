@@ -272,7 +272,7 @@ def over_map(x: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize("call", [over_cond, over_the_other_branch, over_map])
 def test_what_a_container_computes_again_is_recompute(call: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch._dynamo.reset()
-    step = trained(Free(lambda x, w: call(x, w), (8, 8)))
+    step = trained(Free(call, (8, 8)))
     once = 2 * D * 64
     flops = step.flops
     assert (flops.forward, flops.backward, flops.recompute) == (once, 2 * once, once)

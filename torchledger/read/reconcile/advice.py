@@ -44,7 +44,7 @@ def give_advice(phase: str, category: str, snapshot: MemorySnapshot, evidence: S
 
 
 def find_logits(snapshot: MemorySnapshot) -> list[Allocation]:
-    """The rows that are as large as what a loss op made, where several blocks are: logits and what is made of them."""
+    """The rows of loss ops, and what another op made once in that very size: logits and what is made of them."""
     rows = [row for row in snapshot.largest if row.category not in _STATES and row.category != "inputs"]
     of_losses = [row for row in rows if any(word in row.op for word in _LOSSES)]
     # Attention's softmax is one too, but what has its size is not all of one step's rows.
@@ -52,7 +52,10 @@ def find_logits(snapshot: MemorySnapshot) -> list[Allocation]:
     if not of_losses:
         return []
     size = max(prod(row.shape) for row in of_losses)
-    return sorted((row for row in rows if prod(row.shape) == size), key=lambda row: len(row.shape))
+    rows = [row for row in rows if prod(row.shape) == size]
+    # What several layers make is no logits, though it may have their size.
+    once = {op for op in {row.op for row in rows} if sum(row.n_blocks for row in rows if row.op == op) == 1}
+    return sorted((row for row in rows if row in of_losses or row.op in once), key=lambda row: len(row.shape))
 
 
 def _of_states(category: str, phase: str, snapshot: MemorySnapshot, evidence: StepEvidence, device: str) -> str:
