@@ -238,7 +238,7 @@ def test_a_compiled_transformer() -> None:
 
 
 def test_bilinear_has_a_product_of_its_own_inside() -> None:
-    # One op contracts the weight with both inputs: the second contraction, of results, has no parameter, nor a backward.
+    # One op contracts the weight with both inputs: the second contraction, of results, has no parameter, nor gradients.
     model = nn.Bilinear(5, 6, 7, bias=False)
     a, b = torch.randn(4, 5), torch.randn(4, 6)
     step = record(model, lambda: model(a, b).sum().backward())
