@@ -57,6 +57,8 @@ is_functional_tensor: Final[Callable[[torch.Tensor], bool]] = _required("_is_fun
 """Whether a tensor is one of functionalization's wrappers, whose values are not to be read."""
 composite_explicit_key: Final[Any] = _required("_C.DispatchKey.CompositeExplicitAutograd")
 """The dispatch key under which higher-order ops keep the kernel for all devices."""
+backend_select_key: Final[Any] = _required("_C.DispatchKey.BackendSelect")
+"""The dispatch key under which higher-order ops choose the kernel of a device."""
 current_dispatch_modes: Final[Callable[[], list[Any]]] = _required(
     "utils._python_dispatch._get_current_dispatch_mode_stack"
 )

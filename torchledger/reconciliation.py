@@ -18,7 +18,8 @@ from torchledger.render.text import page_width, render_sections
 class Reconciliation:
     """Two bridges: from 6·N·D to the measured FLOPs, and from 16·N to the measured peak.
 
-    ``print(reconciliation)`` shows both as tables. ``phase_peaks`` has the peak of each phase, and what would lower it.
+    ``print(reconciliation)`` shows both as tables. ``phase_peaks`` has the peak of each phase, and what would lower the
+    highest.
     """
 
     flops: Bridge
@@ -32,7 +33,7 @@ class Reconciliation:
 def reconcile(
     step: StepReport,
     *,
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     spec: TransformerSpec | None = None,
     experts: str | None = None,
 ) -> Reconciliation:
@@ -44,7 +45,8 @@ def reconcile(
     Args:
         step: One of ``report.steps``, of a loaded report too.
         tokens: D; ``tokens_per_step`` if left out, else the elements of the first integer input of the model, else the
-            batch size.
+            batch size. ``"positions"``: for each parameter, the output positions that its products met. The prediction
+            is then 6·ΣnD, and ``reuse`` is 0, which is what a convolutional net's FLOPs are best held against.
         spec: A model's sizes: each FLOP term then stands beside its closed form.
         experts: A regular expression that finds the names of experts' parameters, where they are neither under
             ``experts`` nor in one tensor of three dimensions.

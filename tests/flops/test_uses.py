@@ -42,6 +42,7 @@ ROWS: list[tuple[str, tuple[Any, ...], int, int]] = [
     ("convolution", convolution(rand(2, 4, 5, 5), rand(4, 6, 2, 2), transposed=True), 1, 96 * 2 * 25),
     ("convolution", convolution(rand(2, 4, 9), rand(8, 4, 3)), 1, 96 * 2 * 7),
     ("mm", (rand(5, 4, dtype=torch.complex64), rand(4, 3, dtype=torch.complex64)), 1, 4 * 12 * 5),
+    ("_trilinear", (rand(5, 4), rand(2, 4, 3), rand(5, 3), [1, 3], [0], [1, 2], [2, 3]), 1, 24 * 5),
     ("mm", (rand(0, 4), rand(4, 3)), 1, 0),
     ("mm", (rand(5, 0), rand(0, 3)), 1, 0),
     ("mv", (rand(0, 4), rand(4)), 1, 0),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import torchledger as tl
+from torchledger.record.compiled import products_inside
 
 FORWARD = 2 * 8 * (16 * 32 + 32 * 4)
 # Torch 2.9 guards compiled code on the dispatch keys that any mode sets: no call under one finds code compiled outside.
@@ -109,3 +113,100 @@ def test_a_function_compiled_before_stays_compiled_inside() -> None:
     compiled_inside = int(GUARDED_ON_MODES)
     assert dict(counters["frames"]) == {kind: count + compiled_inside for kind, count in frames.items()}
     assert ledger.report.flops.forward == 2 * 8 * 16 * 4
+
+
+SDPA = "cpp_fused__scaled_dot_product_flash_attention_for_cpu_backward_threshold_backward_0"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "named"),
+    [
+        (SDPA, False),
+        ("triton_poi_fused__scaled_dot_product_efficient_attention_add_1", False),
+        ("triton_poi_fused_scaled_dot_product_attention_2", False),
+        ("triton_red_fused__scaled_dot_product_cudnn_attention_backward_mul_3", False),
+        ("cpp_fused_dot_0", True),
+        ("triton_per_fused_dot_mul_1", True),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_mm_2", True),
+        ("cpp_fused_addmm_relu_3", True),
+        ("triton_tem_fused__scaled_dot_product_attention_4", True),
+    ],
+)
+def test_a_kernel_named_after_attention_holds_no_product(kernel: str, named: bool) -> None:
+    source = f"{kernel} = async_compile.cpp_pybinding([], '''body''')\n\ndef call(args):\n    {kernel}(buf0)\n"
+    found = products_inside(SimpleNamespace(source_code=source))
+    assert found == ((f"inductor.{kernel}",) if named else ())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + checkpoint(self.inner, x, use_reentrant=False)
+
+
+class Attending(Checkpointed):
+    """Scores and values have no parameter; the output's weight has as many elements as the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def inner(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return super().inner(x + self.out(y.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", [Checkpointed, Attending])
+def test_a_checkpoint_inside_a_compiled_region_is_recompute(kind: type[Checkpointed], backend: str) -> None:
+    if backend == "aot_eager" and torch.__version__ < (2, 10):
+        pytest.skip("runs node by node")
+    torch._dynamo.reset()
+    blocks = nn.Sequential(kind(), kind())
+    rows = 2 * 8
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    # The last product of a segment is not needed again.
+    linear = 2 * rows * 16 * 64
+    attention = 2 * rows * 16 * (48 + 16) + 2 * (2 * 2 * 8 * 8 * 16) if kind is Attending else 0
+    for block in blocks:
+        block.compile(backend=backend)
+    blocks(x).sum().backward()
+    with tl.Ledger(blocks, strict=True) as ledger:
+        blocks(x).sum().backward()
+    (step,) = ledger.report.steps
+    forward = 2 * (2 * linear + attention)
+    flops = step.flops
+    assert (flops.forward, flops.backward, flops.recompute) == (forward, 2 * forward, 2 * (linear + attention))
+    assert flops.model == 3 * forward
+    bridge = tl.reconcile(step, tokens=rows).flops
+    assert (bridge.value("recompute"), bridge.residual) == (2 * (linear + attention), 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attention_with_a_random_state_inside_a_checkpoint() -> None:
+    torch._dynamo.reset()
+
+    class Fused(Checkpointed):
+        def inner(self, x: Tensor) -> Tensor:
+            q = self.up(x).unflatten(-1, (4, 16)).transpose(1, 2)
+            return self.down(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2))
+
+    model = Fused()
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    model.compile(backend="aot_eager")
+    model(x).sum().backward()
+    with tl.Ledger(model, strict=True) as ledger:
+        model(x).sum().backward()
+    flops = ledger.report.steps[0].flops
+    scores, linear = 2 * 2 * 4 * 8 * 8 * 16, 2 * 16 * 16 * 64
+    assert flops.uncounted == {}
+    assert (flops.forward, flops.recompute) == (2 * linear + 2 * scores, linear + 2 * scores)
+    assert flops.backward == 4 * linear + 5 * scores

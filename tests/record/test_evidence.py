@@ -238,11 +238,12 @@ def test_a_compiled_transformer() -> None:
 
 
 def test_bilinear_has_a_product_of_its_own_inside() -> None:
-    # One op contracts the weight with both inputs: the second contraction, of results, has no term, nor a backward.
+    # One op contracts the weight with both inputs: the second contraction, of results, has no parameter, nor gradients.
     model = nn.Bilinear(5, 6, 7, bias=False)
     a, b = torch.randn(4, 5), torch.randn(4, 6)
     step = record(model, lambda: model(a, b).sum().backward())
-    assert tl.reconcile(step).flops.residual == -2 * 4 * 7 * 6
+    once = 2 * 4 * 210
+    check(Hand(step, 4, {"no_input_gradient": -once, "other_products": 2 * 4 * 7 * 6}))
 
 
 @case
@@ -250,3 +251,42 @@ def a_weight_that_is_scaled_first() -> Hand:
     # What reaches the product is no parameter any more: the products are named, if not as the weight's.
     terms = {"elementwise": -6 * D * 64, "other_products": 2 * 2 * D * 64}
     return Hand(trained(Free(lambda x, w: F.linear(x, w * 0.5), (8, 8)), needs_grad=False), D, terms)
+
+
+# Containers: one node for all their ops, whose backward runs the forward again
+
+
+def over_cond(x: Tensor, w: Tensor) -> Tensor:
+    return torch.cond(torch.tensor(True), lambda a, b: (a @ b).relu(), lambda a, b: a @ b @ b, (x, w))
+
+
+def over_the_other_branch(x: Tensor, w: Tensor) -> Tensor:
+    return torch.cond(torch.tensor(False), lambda a, b: a @ b @ b, lambda a, b: (a @ b.t()).relu(), (x, w))
+
+
+def over_map(x: Tensor, w: Tensor) -> Tensor:
+    return torch._higher_order_ops.map(lambda a, b: (a @ b).relu(), x[:, None], w)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", [over_cond, over_the_other_branch, over_map])
+def test_what_a_container_computes_again_is_recompute(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    step = trained(Free(call, (8, 8)))
+    once = 2 * D * 64
+    flops = step.flops
+    assert (flops.forward, flops.backward, flops.recompute) == (once, 2 * once, once)
+    check(Hand(step, D, {"recompute": once}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_products_without_parameters_in_a_container() -> None:
+    torch._dynamo.reset()
+
+    def gram(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        return torch.cond(torch.tensor(True), lambda a: (a @ a.t()).relu(), lambda a: a @ a.t() * 2, (y,))
+
+    step = trained(Free(gram, (8, 8)))
+    product = 2 * D * D * 8
+    check(Hand(step, D, {"recompute": product, "other_products": 3 * product}))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torchledger.cli.options import read_count
 from torchledger.errors import UsageError
 from torchledger.journal.schema import dump_run
+from torchledger.read.reconcile.flops import POSITIONS
 from torchledger.reconciliation import reconcile
 from torchledger.render.bridges import reconciliation_sections
 from torchledger.render.markdown import render_markdown, render_sections
@@ -30,12 +31,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in place of the report, why its FLOPs are not 6ND and its peak not 16N",
     )
-    parser.add_argument("--tokens", metavar="D", help="tokens of a step, as in 4096 or 4k, for --reconcile")
+    parser.add_argument(
+        "--tokens",
+        metavar="D",
+        help='tokens of a step, as in 4096 or 4k, for --reconcile; or "positions": the output positions of each layer',
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report."""
-    tokens = None if arguments.tokens is None else read_count("--tokens", arguments.tokens)
+    tokens = _tokens(arguments.tokens)
     report = Report.load(arguments.file)
     if arguments.reconcile:
         sys.stdout.write(_reconciled(report, arguments.format, tokens) + "\n")
@@ -49,7 +54,11 @@ def _inert_json(text: str) -> str:
     return text.replace("##", "#\\u0023")
 
 
-def _reconciled(report: Report, style: str, tokens: int | None) -> str:
+def _tokens(text: str | None) -> int | str | None:
+    return text if text is None or text == POSITIONS else read_count("--tokens", text)
+
+
+def _reconciled(report: Report, style: str, tokens: int | str | None) -> str:
     """The bridges of the step with the highest peak."""
     if report.peak_step is None:
         raise UsageError("the report has no step to reconcile.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._ops import HigherOrderOperator
 
-from torchledger.internals import composite_explicit_key
+from torchledger.internals import backend_select_key, composite_explicit_key
 
 _Runner = Callable[[HigherOrderOperator, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -18,6 +18,11 @@ _Runner = Callable[[HigherOrderOperator, tuple[Any, ...], Mapping[str, Any]], An
 def _run_kernel(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The op's kernel for all devices, which calls its bodies as they are."""
     return op.py_kernels[composite_explicit_key](*args, **kwargs)
+
+
+def _run_selected(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The kernel for the device of its tensors, which keeps or sets a random state and calls the op that it holds."""
+    return op.py_kernels[backend_select_key](*args, **kwargs)
 
 
 def _run_branch(op: HigherOrderOperator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -55,6 +60,8 @@ _RUNNERS: dict[str, _Runner] = {
     "map_impl": _run_kernel,
     "hints_wrapper": _run_kernel,
     "out_dtype": _run_kernel,
+    "run_and_save_rng_state": _run_selected,
+    "run_with_rng_state": _run_selected,
 }
 
 CONTAINERS: frozenset[str] = frozenset(_RUNNERS)

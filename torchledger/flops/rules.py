@@ -32,7 +32,9 @@ class Cost(NamedTuple):
     mask leaves. ``parts`` say how ``flops`` splits over weights where the argument positions alone do not tell; what
     they leave out belongs to no weight. ``quality`` is ``exact``, ``approximate``, ``upper_bound`` or ``integer``
     (integer operations, in no FLOP total). ``name`` replaces the rule's name in the books (a Triton kernel's own).
-    ``dense`` is what the product would take if its format skipped no zeros (0: it skips none).
+    ``dense`` is what the product would take if its format skipped no zeros (0: it skips none). ``apart`` is the part of
+    ``flops`` that the third of three operands alone takes part in. ``values_only`` is what a decomposition would take
+    without its vectors (0: it has none, or was asked for none).
     """
 
     flops: int
@@ -42,6 +44,8 @@ class Cost(NamedTuple):
     quality: str = "exact"
     name: str = ""
     dense: int = 0
+    apart: int = 0
+    values_only: int = 0
 
 
 class UnknownCostError(Exception):

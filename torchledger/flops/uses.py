@@ -7,6 +7,7 @@ missing or wrong shows as such and not as a weight that was used more or less of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +45,17 @@ def _of_convolution(args: Sequence[Any], out: Any, position: int) -> int:
     return int(weight.numel() * places.numel() // (places.shape[1] or 1))
 
 
+def _of_three(args: Sequence[Any], out: Any, position: int) -> int:
+    """Of a bilinear layer: each element of the weight (O, I1, I2) meets one of each of the rows of x (N, I1)."""
+    tensors, expanded = args[:3], args[3:6]
+    sizes = [1] * (tensors[0].dim() + len(expanded[0]))
+    for tensor, absent in zip(tensors, expanded, strict=True):
+        present = [d for d in range(len(sizes)) if d not in absent]
+        for d, size in zip(present, tensor.shape, strict=True):
+            sizes[d] = max(sizes[d], size)
+    return prod(sizes)
+
+
 USES: dict[str, Uses] = {
     "aten.mm": _of_matrices(0),
     "aten.addmm": _of_matrices(1),
@@ -57,8 +69,27 @@ USES: dict[str, Uses] = {
     "aten.addmv_": _of_vector(1),
     "aten.linear": _of_linear,
     "aten.convolution": _of_convolution,
+    "aten._trilinear": _of_three,
 }
 """By op packet; of other products half the FLOPs stand for the multiply-adds."""
+
+
+_BATCHED = frozenset(("aten.bmm", "aten.baddbmm", "aten.baddbmm_", "aten._grouped_mm", "aten._scaled_grouped_mm"))
+
+
+def count_matrices(name: str, args: Sequence[Any], position: int) -> tuple[int, ...]:
+    """How many matrices a batched product takes its operand at ``position`` for, broadcast ones once; else nothing.
+
+    >>> import torch
+    >>> count_matrices("aten.bmm", (torch.ones(3, 2, 4), torch.ones(3, 4, 5)), 1)
+    (3,)
+    >>> count_matrices("aten.bmm", (torch.ones(3, 2, 4), torch.ones(1, 4, 5).expand(3, 4, 5)), 1)
+    (1,)
+    """
+    if name not in _BATCHED or args[position].dim() < 3 or args[position].is_nested:
+        return ()
+    operand: Tensor = args[position]
+    return (int(operand.shape[0]) if operand.stride(0) else 1,)
 
 
 def count_uses(name: str, args: Sequence[Any], out: Any, position: int, flops: int) -> int:

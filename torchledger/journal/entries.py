@@ -104,8 +104,9 @@ class Link(NamedTuple):
     ``origin`` is the index of the product whose backward this one is part of, -1 where there is none or it is not of
     this step, and ``run`` the number of that backward. ``flags`` (`INPUT_GRAD`, ...) and ``segment`` (an index into
     ``Journal.segments``, -1 outside of non-reentrant checkpoints) are those of a forward or recompute. ``uses`` has,
-    for each of the product's parts, the multiply-adds of its parameter counted from the shapes of the operands; of a
-    product without parameters, ``sizes`` has the elements of the result and of its two operands.
+    for each of the product's parts, the multiply-adds of its parameter counted from the shapes of the operands. Of a
+    product without parameters, ``sizes`` has the elements of the result and of its two operands, and the number of
+    blocks that the step had by then; of a batched product with one, how many matrices of the parameter it took.
     """
 
     origin: int = -1

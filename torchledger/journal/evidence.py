@@ -19,7 +19,8 @@ class ParameterEvidence:
     function, a tensor subclass, compiled code). Of all others, ``input_grad_due`` and ``weight_grad_due`` had an
     operand, or the parameter itself, that needs a gradient; ``input_grad_run`` and ``weight_grad_run`` are what the
     backward then ran, and ``hidden_..._run`` the same for the hidden ones. Those in ``outer`` are due, but as outer
-    products of two vectors, which cost no matrix product.
+    products of two vectors, which cost no matrix product. ``matrices`` is how many separate matrices a batched product
+    took it for, at most (0: none did).
     """
 
     n_elements: int
@@ -40,6 +41,7 @@ class ParameterEvidence:
     hidden_input_grad_run: int = 0
     hidden_weight_grad_run: int = 0
     outer: int = 0
+    matrices: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ def _step(step: Any) -> Any:
     if not isinstance(step, dict):
         return step
     step = {"audit": [], "audited_peak": None, "notes": [], **step, "flops": _with_inference(step.get("flops"))}
+    if isinstance(evidence := step.get("evidence"), dict):
+        step["evidence"] = _evidence(evidence)
     if isinstance(memory := step.get("memory"), dict):
         step["memory"] = {device: _memory(statement) for device, statement in memory.items()}
     return step
@@ -45,6 +47,14 @@ def _with_inference(flops: Any) -> Any:
             name: {"inference": 0, **split} if isinstance(split, dict) else split for name, split in modules.items()
         }
     return flops
+
+
+def _evidence(evidence: dict[str, Any]) -> dict[str, Any]:
+    parameters = evidence.get("parameters")
+    if not isinstance(parameters, dict):
+        return evidence
+    filled = {name: {"matrices": 0, **row} if isinstance(row, dict) else row for name, row in parameters.items()}
+    return {**evidence, "parameters": filled}
 
 
 def _memory(statement: Any) -> Any:

@@ -25,6 +25,7 @@ from torchledger.read.readers import read_as
 _NO_LINK = Link()
 _OF_A_VECTOR = ("aten.mv", "aten.addmv", "aten.addmv_")
 _OF_TWO_VECTORS = ("aten.dot", "aten.vdot")
+_OF_THREE = "aten._trilinear"
 
 
 class _Uses(Counter[str]):
@@ -129,6 +130,7 @@ def _read_forward(sums: _Sums, index: int, row: ProductRow, attention: set[int])
         account = sums.parameters[parameter]
         if kind == "forward":
             account.made(uses, link.flags)
+            account["matrices"] = max([account["matrices"], *link.sizes[:1]])
             if row[0] in _OF_A_VECTOR or row[0] in _OF_TWO_VECTORS:
                 account.made_with_a_vector(row[0], uses, link.flags, is_vector=parameter in sums.vectors)
         else:
@@ -147,8 +149,9 @@ def _read_backward(sums: _Sums, row: ProductRow, products: list[ProductRow], att
     hidden = bool(made.flags & HIDDEN) or (origin is not None and origin[2] == "recompute")
     again = False
     for parameter, kind, share in row[7]:
+        third = row[0] == _OF_THREE and sums.ran.get((link.origin, parameter, kind)) == link.run
         again = _ran_before(sums, link, parameter, kind)
-        if again:
+        if again or third:  # of three operands, the gradient of the third
             continue
         if kind == "forward":
             sums.recompute += share

@@ -10,6 +10,8 @@ _OUTPUT = re.compile(r"out=(\w+)")
 _RESULT = re.compile(r"^\s*(\w+) = (?:extern_kernels|torch\.ops)\.")
 _ALIAS = re.compile(r"\s*(\w+) = (?:reinterpret_tensor\()?(\w+)")
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot"))
+_LONG_NAMES = re.compile(r"scaled_dot_product(?:_\w*?attention)?")
+"""Names of ops in which a product's name is but a word: what a kernel fuses around attention is named after it."""
 _seen: dict[str, tuple[str, ...]] = {}
 
 
@@ -40,7 +42,8 @@ def _find(source: str) -> list[str]:
     for match, end in zip(starts, ends, strict=True):
         name, body = match[1], source[match.end() : end]
         is_template = name.startswith("triton_tem_") or "micro_gemm" in body or "flex_attention" in name
-        if is_template or (_PRODUCTS & {*name.split("_")} and not _follows(name, source, library)):
+        words = {*_LONG_NAMES.sub("", name).split("_")}
+        if is_template or (_PRODUCTS & words and not _follows(name, source, library)):
             names.append(f"inductor.{name}")
     return names
 

@@ -6,7 +6,7 @@ A custom function or a compiled graph is one node. Its backward runs last what t
 from __future__ import annotations
 
 from torchledger.record.parameters import ParameterBooks
-from torchledger.record.places import Used
+from torchledger.record.places import NodeLog, Used
 from torchledger.record.storages import Books
 
 _GRADIENTS = 2
@@ -20,6 +20,7 @@ def match_product(
     sizes: tuple[int, ...],
     books: Books,
     parameters: ParameterBooks,
+    log: NodeLog,
 ) -> Used:
     """The forward product: of the parameter ``found`` among the operands, or that fits the sizes of this one.
 
@@ -30,6 +31,7 @@ def match_product(
         sizes: elements of its result and of its operands.
         books: for the sizes of products without parameters.
         parameters: for the sizes of parameters.
+        log: for the sizes of products in custom functions.
     """
     best: Used | None = None
     for used in reversed(products):
@@ -38,6 +40,9 @@ def match_product(
             fits, limit = found[0] in numbers, 1
         elif numbers:
             fits, limit = bool(sizes) and any(parameters.n_elements(n) == sizes[0] for n in numbers), 1
+            made = log.signatures.get(row, ())
+            if fits and made[:1] == ("parameter",) and made[1]:
+                fits = made[1] == tuple(sorted(sizes))
         else:
             fits, limit = _has_sizes(books, row, sizes), _GRADIENTS
         if not fits:
@@ -54,4 +59,4 @@ def _has_sizes(books: Books, row: int, sizes: tuple[int, ...]) -> bool:
     """Whether a product without parameters had tensors of these sizes, in whatever order."""
     index = row - books.n_products_before
     link = books.products[index][9] if 0 <= index < len(books.products) else ()
-    return bool(link) and sorted(link[5]) == sorted(sizes)
+    return bool(link) and sorted(link[5][:3]) == sorted(sizes)

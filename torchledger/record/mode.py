@@ -27,6 +27,7 @@ from torchledger.record.audit import Audit
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.deciding import Deciding
+from torchledger.record.decompositions import Decompositions
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.inside import count_allocating
 from torchledger.record.leaving import leave_mode, restore_flags
@@ -79,6 +80,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.deciding = Deciding(self.books)
         self.sharing = Sharing(self.books, self.fault)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.decompositions = Decompositions(self.books)
         self.allocating: dict[str, int] = {}
         """Calls of the ops that allocate inside themselves."""
         self.audit: Audit | None = None

@@ -37,6 +37,8 @@ _is_grad_enabled = torch.is_grad_enabled
 
 Used: TypeAlias = tuple[tuple[int, ...], int]
 """A product's parameters, and its number among all products of the recorder."""
+Signature: TypeAlias = tuple[Any, ...]
+"""See `record.reruns`."""
 
 
 class NodeOwners(Protocol):
@@ -56,7 +58,7 @@ class NodeLog:
     changes: the node's module is that of the last note at or below its number.
     """
 
-    __slots__ = ("modules", "numbers", "previous", "products", "products_before")
+    __slots__ = ("modules", "numbers", "previous", "products", "products_before", "signatures", "signatures_before")
 
     def __init__(self) -> None:
         self.numbers: list[int] = [0]
@@ -64,6 +66,9 @@ class NodeLog:
         self.products: dict[int, tuple[Used, ...]] = {}
         """The products of a node, by node number."""
         self.products_before: dict[int, tuple[Used, ...]] = {}
+        self.signatures: dict[int, Signature] = {}
+        """Of products in custom functions, by product: what a second run of the same would look like."""
+        self.signatures_before: dict[int, Signature] = {}
         self.previous = 0
 
     def note(self, number: int, module: int) -> None:
@@ -91,6 +96,7 @@ class NodeLog:
         del self.numbers[1 : self.previous], self.modules[1 : self.previous]
         self.previous = len(self.numbers) - 1
         self.products_before, self.products = self.products, {}
+        self.signatures_before, self.signatures = self.signatures, {}
 
 
 class SubclassOp(NamedTuple):
@@ -111,7 +117,9 @@ def _nothing() -> None:
 class Run:
     """A backward or an optimizer step that is running."""
 
-    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "matched", "number", "optimizer", "thread")
+    __slots__ = (
+        "create_graph", "depth", "frame", "is_backward", "log", "matched", "number", "optimizer", "reruns", "thread",
+    )  # fmt: skip
 
     def __init__(
         self, is_backward: bool, create_graph: bool, place: Place, optimizer: Optimizer | None = None, frame: Any = None
@@ -126,6 +134,8 @@ class Run:
         self.frame = id(frame) if frame is not None else 0
         self.number = 0
         self.matched: dict[tuple[int, bool], int] = {}
+        self.reruns: dict[Any, int] = {}
+        """What `record.reruns` has seen in this backward."""
 
 
 class Listener(Protocol):

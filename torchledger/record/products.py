@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_map
 
 from torchledger import internals
 from torchledger.flops.rules import Cost, UnknownCostError
-from torchledger.flops.uses import count_uses
+from torchledger.flops.uses import count_matrices, count_uses
 from torchledger.journal.entries import GRAPH, HIDDEN, INPUT_GRAD, WEIGHT_GRAD
+from torchledger.record.decompositions import Decompositions, is_watched
 from torchledger.record.entries import Entry
 from torchledger.record.matching import match_product
 from torchledger.record.names import Names
@@ -29,6 +30,7 @@ from torchledger.record.places import (
     compiled_region,
     in_function_forward,
 )
+from torchledger.record.reruns import is_rerun, signature
 from torchledger.record.storages import NO_PARAMETER, Books
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -48,6 +50,7 @@ class Poster(Protocol):
     compiled_regions: set[tuple[str, int]]
     subclass_op: SubclassOp | None
     distributed_product: tuple[str, int] | None
+    decompositions: Decompositions
 
     def segment(self) -> tuple[int, int]:
         """The checkpointed segment that runs, and a flag if it is its recompute."""
@@ -124,17 +127,24 @@ def post_product(
     elif phase is not BACKWARD:
         parts, found = _forward_parts(books, cost, found)
         if phase is FORWARD or phase is RECOMPUTE or type(phase) is Undecided:
-            flags = _remember_forward(recorder, place, cost, found, flags)
+            flags = _remember_forward(recorder, place, cost, found, flags, (entry, args, out, first))
             segment, again = recorder.segment()
             flags |= again
             if not parts:
-                link = (-1, flags, segment, 0, (), _sizes(entry, args, out))
+                link = (-1, flags, segment, 0, (), (*_sizes(entry, args, out), len(books.blocks)))
             elif first >= 0 and len(parts) == 1:
-                link = (-1, flags, segment, 0, (count_uses(entry.name, args, out, first, parts[0][2]),), ())
+                uses = count_uses(entry.name, args, out, first, parts[0][2])
+                link = (-1, flags, segment, 0, (uses,), count_matrices(entry.name, args, first))
             else:
                 link = (-1, flags, segment, 0, tuple([part[2] // 2 for part in parts]), ())
     elif node is None:
         parts = ()
+    elif (recorder.runs[-1].log.signatures or recorder.runs[-1].log.signatures_before) and is_rerun(
+        recorder.runs[-1], node, signature(entry.name, args, out, found, first)
+    ):
+        phase = RECOMPUTE
+        parts, _ = _forward_parts(books, cost, found)
+        link = (-1, 0, -1, 0, tuple([part[2] // 2 for part in parts]), ())
     else:
         parts, origin = _backward_parts(recorder, cost, found, place, node, (entry, args, out))
         link = (origin, 0, -1, recorder.runs[-1].number, (), ())
@@ -148,6 +158,8 @@ def post_product(
     if type(cost) is int:
         books.products.append((entry.name, dtype, phase, module, cost, 0, 0, parts, "exact", link))
     else:
+        if cost.values_only and is_watched(entry.name, out):
+            recorder.decompositions.watch(entry.name, out, cost.values_only, sys._getframe(2))
         name, flops, rescore, excess = cost.name or entry.name, cost.flops, cost.rescore, cost.causal_excess
         books.products.append((name, dtype, phase, module, flops, rescore, excess, parts, cost.quality, link))
 
@@ -160,7 +172,14 @@ def _compiled(recorder: Poster, module: int) -> int:
     return HIDDEN if region else 0
 
 
-def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: tuple[int, ...], flags: int) -> int:
+def _remember_forward(
+    recorder: Poster,
+    place: Place,
+    cost: int | Cost,
+    found: tuple[int, ...],
+    flags: int,
+    call: tuple[Entry, Any, Any, int],
+) -> int:
     """Note a forward's product for its node's backward, if it makes a node; gives back all its flags."""
     in_function = in_function_forward()
     if _is_grad_enabled():
@@ -179,13 +198,22 @@ def _remember_forward(recorder: Poster, place: Place, cost: int | Cost, found: t
         flags |= INPUT_GRAD | WEIGHT_GRAD  # a fused layer's backward gives all gradients
     # An op that makes no node must not write: the last number would be another node's.
     if (
-        (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and type(cost) is not int)))
+        (flags & GRAPH and (flags & (INPUT_GRAD | WEIGHT_GRAD) or (found and _may_hide_operands(cost))))
         or in_function
         or in_subclass
         or in_script
     ):
-        _remember(place, (found, recorder.books.n_products_before + len(recorder.books.products)))
+        row = recorder.books.n_products_before + len(recorder.books.products)
+        _remember(place, (found, row))
+        if in_function:
+            entry, args, out, first = call
+            place.log.signatures[row] = signature(entry.name, args, out, found, first)
     return flags
+
+
+def _may_hide_operands(cost: int | Cost) -> bool:
+    """Whether the operands that need a gradient may be of types that are not looked at."""
+    return isinstance(cost, Cost) and not cost.apart and not cost.values_only
 
 
 _Parts = tuple[tuple[int, str, int], ...]
@@ -199,7 +227,7 @@ def _forward_parts(books: Books, cost: int | Cost, found: tuple[int, ...]) -> tu
             numbers = [books.parameter_of(part.operand) for part in cost.parts]
             parts = tuple((n, p.kind, p.flops) for n, p in zip(numbers, cost.parts, strict=True) if n >= 0)
             return parts, tuple(dict.fromkeys(n for n in numbers if n >= 0))
-        return tuple((n, "forward", cost.flops) for n in found[:1]), found
+        return tuple((n, "forward", cost.flops - cost.apart) for n in found[:1]), found
     return ((found[0], "forward", cost),) if found else (), found
 
 
@@ -213,7 +241,7 @@ def _backward_parts(
     run, books = recorder.runs[-1], recorder.books
     products = run.log.products_of(node._sequence_nr())
     if len(products) > 1:
-        known, row = match_product(run.matched, products, found, _sizes(*call), books, recorder.parameters)
+        known, row = match_product(run.matched, products, found, _sizes(*call), books, recorder.parameters, run.log)
     else:
         known, row = products[0] if products else ((), -1)
     origin = max(row - books.n_products_before, -1)

@@ -13,11 +13,15 @@ from torchledger.units import format_bytes, format_flops, format_share
 
 
 def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[PhasePeak]) -> tuple[Section, ...]:
-    """Both bridges, and the peak of each phase."""
-    sections: list[Section] = [
+    """Both bridges, and the peak of each phase; first what must be known to read them."""
+    sections: list[Section] = [Facts("Before you read", (("note", flops.caveat),))] if flops.caveat else []
+    sections += [
         bridge_table(flops, "FLOPs: from 6·N·D to what the hardware executed"),
+        *parts_tables(flops),
         bridge_table(memory, "Bytes: from 16·N to the peak"),
     ]
+    peaks = tuple(peaks)
+    told = [(peak.phase, peak.advice) for peak in peaks]
     rows = tuple(
         (
             peak.phase,
@@ -37,8 +41,24 @@ def reconciliation_sections(flops: Bridge, memory: Bridge, peaks: Iterable[Phase
             Column("mostly", "text", drop=2),
         )
         sections.append(Table("The peak of each phase", columns, rows))
-        sections.append(Facts("What would lower it", tuple((peak.phase, peak.advice) for peak in peaks)))
+        advice = tuple((f"the peak, in {phase}", words) for phase, words in told if words)
+        sections += [Facts("What would lower it", advice)] if advice else []
     return tuple(sections)
+
+
+def parts_tables(bridge: Bridge) -> list[Table]:
+    """For each term of several parts, a table of them whose last row is the term."""
+    columns = (Column("stage", "name"), Column("FLOP"), Column("", "number", drop=2), Column("why", "text"))
+    tables = []
+    for term in bridge.terms:
+        if len(term.parts) < 2:
+            continue
+        rows = [
+            (module_label(name), _signed(n), format_flops(n, signed=True), clean(why)) for name, n, why in term.parts
+        ]
+        rows.append((term.name, _signed(term.value), format_flops(term.value, signed=True), ""))
+        tables.append(Table(f"What {term.name} is made of", columns, tuple(rows), 1))
+    return tables
 
 
 def bridge_table(bridge: Bridge, title: str) -> Table:
@@ -66,7 +86,7 @@ def bridge_table(bridge: Bridge, title: str) -> Table:
         Column("why", "name"),
     )
     notes = [f"predicted from {clean(numbers)}", *map(clean, bridge.notes)] if numbers else [*map(clean, bridge.notes)]
-    if not bridge.residual:
+    if not bridge.residual and not bridge.value("unexplained"):
         notes.insert(0, "residual 0: every difference has a name")
     return Table(title, columns, tuple(rows), 1, tuple(notes))
 

@@ -143,7 +143,9 @@ def _utilization_line(run: RunStatement) -> str:
         return f"N/A: {clean(found.reason)}"
     steps = f"{format_number(run.unrecorded.n_steps, 'unrecorded step')} of {format_seconds(found.seconds)}"
     of = f"of {clean(run.environment['accelerator'])} in {clean(run.environment['dtype'])}"
-    return f"{found.mfu:.1%}, {found.hfu:.1%} {of}, over {steps}"
+    regions = run.flops.compiled_regions
+    hidden = "; what compiled regions compute in kernels of their own is in neither" if regions else ""
+    return f"{found.mfu:.1%}, {found.hfu:.1%} {of}, over {steps}{hidden}"
 
 
 def _flop_sections(run: RunStatement, step: StepReport) -> Iterator[Section]:

@@ -70,10 +70,15 @@ ROWS = [
     row("aten.triangular_solve", 72, lambda: torch.triangular_solve(t(6, 2), spd().triu())),
     # 2n³
     row("aten.linalg_inv_ex", 432, lambda: torch.linalg.inv(spd())),
-    # (6, 4): 2·6·16 − 2·64/3 = 149.33
-    row("aten.linalg_qr", 149, lambda: torch.linalg.qr(tall())),
-    row("aten.linalg_qr", 149, lambda: torch.linalg.qr(tall().t())),
-    row("aten.linalg_qr", 288, lambda: torch.linalg.qr(spd())),
+    # (6, 4): R 2·6·16 − 2·64/3 = 149.33, and four columns of Q, which are the householder_product below
+    row("aten.linalg_qr", 298, lambda: torch.linalg.qr(tall())),
+    row("aten.linalg_qr", 149, lambda: torch.linalg.qr(tall(), mode="r")),
+    # all six columns: 4·6·6·4 − 2·12·16 + 4·64/3 = 277.33
+    row("aten.linalg_qr", 426, lambda: torch.linalg.qr(tall(), mode="complete")),
+    # (4, 6): R as before, Q (4, 4) of 4·64/3 = 85.33 whatever the mode
+    row("aten.linalg_qr", 234, lambda: torch.linalg.qr(tall().t())),
+    row("aten.linalg_qr", 234, lambda: torch.linalg.qr(tall().t(), mode="complete")),
+    row("aten.linalg_qr", 576, lambda: torch.linalg.qr(spd())),
     row("aten.geqrf", 149, lambda: torch.geqrf(tall())),
     # 4·6·4·4 − 2·10·16 + 4·64/3 = 149.33
     row("aten.linalg_householder_product", 149, lambda: torch.linalg.householder_product(*torch.geqrf(tall()))),

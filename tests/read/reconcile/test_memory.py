@@ -19,8 +19,9 @@ from reconciling import Lora, record, terms_of
 from synthetic import gpt_memory, make_snapshot
 from torchledger.errors import UsageError
 from torchledger.journal.evidence import ParameterEvidence, StepEvidence
-from torchledger.journal.statements import MemoryStatement, StepReport
-from torchledger.read.reconcile.memory import MEMORY_TERMS, memory_bridge, phase_peaks
+from torchledger.journal.statements import CATEGORIES, MemoryStatement, StepReport
+from torchledger.read.reconcile.memory import MEMORY_TERMS, memory_bridge
+from torchledger.render.bridges import bridge_table
 
 FIRST, SECOND = 32 * 64, 64 * 16
 N = FIRST + SECOND
@@ -328,57 +329,28 @@ def test_workspace_and_rounding() -> None:
     assert memory_bridge(step_with(cuda_0=statement)).notes[0] == "the peak lies in the start"
 
 
-def test_what_no_category_claims_is_the_residual() -> None:
+def test_what_no_account_claims_has_a_term() -> None:
     peak = replace(make_snapshot(parameters=4000), unexplained=77, total_bytes=4077)
     statement = MemoryStatement(start=peak, end=peak, peak=peak)
-    assert memory_bridge(step_with(cuda_0=statement)).residual == 77
+    bridge = memory_bridge(step_with(cuda_0=statement))
+    assert terms_of(bridge) == {"gradients_absent": -4000, "optimizer_recipe": -8000, "unexplained": 77}
+    assert bridge.residual == 0
+    assert "every difference has a name" not in " ".join(bridge_table(bridge, "Bytes").notes)
+
+
+def test_every_account_has_a_term() -> None:
+    bytes_of = {name: 1000 + i for i, name in enumerate(CATEGORIES)}
+    peak = replace(make_snapshot(**bytes_of), gradient_elements=1000)
+    statement = MemoryStatement(start=peak, end=peak, peak=peak)
+    bridge = memory_bridge(step_with(cuda_0=statement))
+    states = ("parameters", "gradients", "optimizer_state")
+    assert {name: bridge.value(name) for name in CATEGORIES if name not in states} == {
+        name: n for name, n in bytes_of.items() if name not in states
+    }
+    assert (bridge.measured, bridge.residual) == (sum(bytes_of.values()), 0)
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "meta"])
 def test_a_device_without_bytes(device: str) -> None:
     with pytest.raises(UsageError, match=f"step 3 has no parameters, or nothing on '{device}'"):
         memory_bridge(step_with(cpu=gpt_memory()), device)
-
-
-ADVICE = {
-    "activations": ("backward", "checkpoint activations"),
-    "temporaries": ("backward", "kernels that hold less"),
-    "gradients": ("backward", "zero_grad(set_to_none=True)"),
-    "autocast_copies": ("forward", "16 bits"),
-    "inputs": ("forward", "a smaller batch"),
-    "parameters": ("forward", "ZeRO"),
-    "other": ("outside", "look at its rows"),
-}
-
-
-@pytest.mark.parametrize("category", ADVICE)
-def test_advice(category: str) -> None:
-    phase, words = ADVICE[category]
-    snapshot = make_snapshot(**{"parameters": 4000, category: 10_000})
-    statement = MemoryStatement(start=snapshot, end=snapshot, peak=snapshot, peak_by_phase={phase: snapshot})
-    (found,) = phase_peaks(step_with(cpu=statement))
-    assert (found.phase, found.category, found.category_bytes) == (phase, category, 10_000)
-    assert words in found.advice
-
-
-def test_advice_for_logits_and_for_a_recompute() -> None:
-    logits = (tl.Allocation(10_000, "temporaries", "backward", "", "aten.nll_loss_backward", (2500,), "float32"),)
-    loss = replace(make_snapshot(parameters=4000, temporaries=10_000), largest=logits)
-    again = make_snapshot(parameters=4000, activations=9000)
-    statement = MemoryStatement(start=again, end=again, peak=loss, peak_by_phase={"backward": loss, "recompute": again})
-    found = {peak.phase: peak.advice for peak in phase_peaks(step_with(cpu=statement))}
-    assert "loss in chunks" in found["backward"]
-    assert "smaller segments" in found["recompute"]
-
-
-def test_advice_for_an_optimizer_and_for_small_extras() -> None:
-    step = make_snapshot(parameters=4000, optimizer_state=8000, temporaries=4000)
-    small = make_snapshot(parameters=4000, optimizer_state=8000, activations=100)
-    statement = MemoryStatement(
-        start=small, end=small, peak=step,
-        peak_by_phase={"forward": small, "optimizer": step, "backward": tl.MemorySnapshot()},
-    )  # fmt: skip
-    found = {peak.phase: peak for peak in phase_peaks(step_with(cpu=statement))}
-    assert list(found) == ["forward", "optimizer"]  # nothing was there in the backward
-    assert "fused" in found["optimizer"].advice
-    assert found["forward"].category == "optimizer_state"

@@ -19,9 +19,10 @@ BOOK = "Golub and Van Loan"
 LAWN = "LAPACK Working Note 41"
 
 
-def approximate(a: Tensor, each: Fraction | int) -> Cost:
+def approximate(a: Tensor, each: Fraction | int, values_only: Fraction | int = 0) -> Cost:
     """``each`` FLOPs for every matrix of a (..., m, n), four times that if complex, rounded down."""
-    return Cost(int(prod(a.shape[:-2]) * each) * (4 if a.is_complex() else 1), quality="approximate")
+    times, factor = prod(a.shape[:-2]), 4 if a.is_complex() else 1
+    return Cost(int(times * each) * factor, quality="approximate", values_only=int(times * values_only) * factor)
 
 
 def lu_flops(m: int, n: int) -> Fraction:
@@ -143,8 +144,13 @@ def inverse(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, 2 * a.shape[-1] ** 3)
 
 
-@counts("aten.linalg_qr", "aten.geqrf", operands=(0,), quality="approximate", source=BOOK)
-def qr(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
+def householder_flops(m: int, n: int, k: int) -> Fraction:
+    """4m·n·k − 2(m + n)·k² + 4k³/3: the first n columns of the product of k reflectors of m rows."""
+    return 4 * m * n * k - 2 * (m + n) * k**2 + Fraction(4 * k**3, 3)
+
+
+@counts("aten.geqrf", operands=(0,), quality="approximate", source=BOOK)
+def geqrf(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     """2m·n² − 2n³/3.
 
     Step j reflects an (m − j, n − j) block, 4·(m − j)·(n − j). m ≥ n, else exchanged. Forming Q from the reflectors is
@@ -153,14 +159,26 @@ def qr(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
     return approximate(a, qr_flops(a.shape[-2], a.shape[-1]))
 
 
+@counts("aten.linalg_qr", operands=(0,), quality="approximate", source=LAWN)
+def qr(result: Any, a: Tensor, mode: str = "reduced", /, **__: Any) -> Cost:
+    """4m·n² − 4n³/3.
+
+    The reflectors and R, 2m·n² − 2n³/3, and as much to form the n columns of Q from them; m ≥ n. A wide matrix takes
+    2n·m² − 2m³/3 + 4m³/3. Mode "r" forms no Q; "complete" all m columns of it, 4m²·n − 4m·n² + 4n³/3.
+    """
+    m, n = a.shape[-2:]
+    r = min(m, n)
+    columns = {"r": 0, "complete": m}.get(mode, r)
+    return approximate(a, qr_flops(m, n) + (householder_flops(m, columns, r) if columns else 0))
+
+
 @counts("aten.linalg_householder_product", operands=(0, 1), quality="approximate", source=LAWN)
 def householder_product(result: Any, a: Tensor, tau: Tensor, /, *_: Any, **__: Any) -> Cost:
     """4m·n·k − 2(m + n)·k² + 4k³/3.
 
     k reflectors are multiplied into the first n columns of an (m, m) identity, whose zeros are used.
     """
-    m, n, k = a.shape[-2], a.shape[-1], tau.shape[-1]
-    return approximate(a, 4 * m * n * k - 2 * (m + n) * k**2 + Fraction(4 * k**3, 3))
+    return approximate(a, householder_flops(a.shape[-2], a.shape[-1], tau.shape[-1]))
 
 
 @counts("aten.ormqr", operands=(0, 2), quality="approximate", source=LAWN)
@@ -180,7 +198,8 @@ def eigh(result: Any, a: Tensor, uplo: str = "L", vectors: bool = True, /, **_: 
     Tridiagonal reduction, 4n³/3, then QR iterations that gather vectors; 4n³/3 without vectors.
     """
     n = a.shape[-1]
-    return approximate(a, 9 * n**3 if vectors else Fraction(4 * n**3, 3))
+    values = Fraction(4 * n**3, 3)
+    return approximate(a, 9 * n**3, values) if vectors else approximate(a, values)
 
 
 @counts("aten.linalg_eig", operands=(0,), quality="approximate", source=BOOK)
@@ -189,7 +208,7 @@ def eig(result: Any, a: Tensor, /, *_: Any, **__: Any) -> Cost:
 
     Hessenberg reduction and QR iterations with vectors.
     """
-    return approximate(a, 25 * a.shape[-1] ** 3)
+    return approximate(a, 25 * a.shape[-1] ** 3, 10 * a.shape[-1] ** 3)
 
 
 @counts("aten._linalg_eigvals", "aten.linalg_eigvals", operands=(0,), quality="approximate", source=BOOK)
@@ -213,7 +232,9 @@ def svd(result: Any, a: Tensor, full: bool = False, vectors: bool = True, /, **_
 
     QR first, then bidiagonalisation and iterations, with both sets of vectors; 4m·n² − 4n³/3 for the values alone.
     """
-    return approximate(a, svd_flops(a.shape[-2], a.shape[-1], vectors))
+    m, n = a.shape[-2:]
+    values = svd_flops(m, n, vectors=False)
+    return approximate(a, svd_flops(m, n), values) if vectors else approximate(a, values)
 
 
 @counts("aten.linalg_pinv", operands=(0,), quality="approximate", source=BOOK)

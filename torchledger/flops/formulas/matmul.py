@@ -203,7 +203,9 @@ def trilinear(
     second_sums = set(sumdim) - set(expand3) - {unroll_dim}
     first = _paired(sizes, have[0], have[1], first_sums)
     second = _paired(sizes, (have[0] | have[1]) - first_sums, have[2], second_sums)
-    return scale(2 * slices * (first + second), i1.dtype)
+    cost = scale(2 * slices * (first + second), i1.dtype)
+    apart = scale(2 * slices * second, i1.dtype)
+    return Cost(cost, apart=apart) if isinstance(cost, int) and isinstance(apart, int) and apart else cost
 
 
 def _paired(sizes: list[int], left: set[int], right: set[int], summed: set[int]) -> int:

@@ -6,16 +6,26 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
+class Part(NamedTuple):
+    """A share of a term: a stage of the model, what it adds, and in words why."""
+
+    name: str
+    value: int
+    why: str
+
+
 class Term(NamedTuple):
     """One cause: what it adds to the prediction, and in words why.
 
-    ``closed_form`` is the same from a model's sizes alone, where a spec was given.
+    ``closed_form`` is the same from a model's sizes alone, where a spec was given. ``parts``, where a term has some,
+    add up to its ``value``: those of ``reuse`` are the stages of the model.
     """
 
     name: str
     value: int
     why: str
     closed_form: int | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,8 @@ class Bridge:
     notes: tuple[str, ...] = ()
     closed_form: int | None = None
     """The prediction plus all terms in closed form, where a spec was given."""
+    caveat: str = ""
+    """What must be known before all else, such as a step without a backward; also the first of the ``notes``."""
     by_name: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +76,7 @@ class Drafts:
         self._names = names
         self._values = dict.fromkeys(names, 0)
         self._reasons: dict[str, list[str]] = {name: [] for name in names}
+        self._parts: dict[str, tuple[Part, ...]] = {}
 
     def add(self, name: str, value: int) -> None:
         """Add to a term."""
@@ -73,6 +86,10 @@ class Drafts:
         """Say why a term is there."""
         self._reasons[name].append(why)
 
+    def divide(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Say what a term is made of."""
+        self._parts[name] = parts
+
     def value(self, name: str) -> int:
         """The term so far."""
         return self._values[name]
@@ -80,7 +97,13 @@ class Drafts:
     def terms(self, closed: dict[str, int] | None = None) -> tuple[Term, ...]:
         """The terms that are not 0, or that have a reason all the same, in the order of their names."""
         return tuple(
-            Term(name, value, "; ".join(self._reasons[name]), None if closed is None else closed.get(name, 0))
+            Term(
+                name,
+                value,
+                "; ".join(self._reasons[name]),
+                None if closed is None else closed.get(name, 0),
+                self._parts.get(name, ()),
+            )
             for name, value in self._values.items()
             if value or self._reasons[name] or (closed or {}).get(name)
         )

@@ -7,13 +7,15 @@ R = 2·uses, and each of the two gradients as much again, where it ran.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 
 from torchledger.analytic.transformer import TransformerSpec
 from torchledger.errors import UsageError
 from torchledger.journal.evidence import ParameterEvidence
 from torchledger.journal.statements import StepReport
 from torchledger.read.reconcile.bridge import Bridge, Drafts
+from torchledger.read.reconcile.stages import Reused, split_by_stage
 from torchledger.units import format_count
 
 FLOP_TERMS = (
@@ -32,6 +34,7 @@ FLOP_TERMS = (
     "unused",
     "uncounted",
     "no_backward",
+    "sharding",
     "double_backward",
     "other_products",
     "optimizer",
@@ -46,17 +49,24 @@ _READ_AS = {
     "uncounted": ("uncounted", "read by an op of unknown cost"),
     "unused": ("unused", "that nothing read"),
 }
-_EXPERT_PRODUCTS = ("aten.bmm", "aten.baddbmm", "aten._grouped_mm", "aten._scaled_grouped_mm")
+_NO_BACKWARD = "this step has no backward: 6·N·D counts two products of it for each one of a forward, and"
+POSITIONS = "positions"
+"""``tokens=`` so: D is what each parameter's products met."""
 
 
 def flop_bridge(
-    step: StepReport, *, tokens: int | None = None, spec: TransformerSpec | None = None, experts: str | None = None
+    step: StepReport,
+    *,
+    tokens: int | str | None = None,
+    spec: TransformerSpec | None = None,
+    experts: str | None = None,
 ) -> Bridge:
     """The bridge from 6·N·D to ``step.flops.total``.
 
     Args:
         step: What was measured.
-        tokens: D; the step's own, if left out.
+        tokens: D; the step's own, if left out; ``"positions"``: each parameter's own, the output positions that its
+            products met.
         spec: A model's sizes, for each term's closed form.
         experts: A regular expression that finds the names of experts.
 
@@ -71,35 +81,85 @@ def flop_bridge(
             f"step {step.index} has no parameters to reconcile with: give the model to Ledger(model), or record a "
             f"step in which a model runs."
         )
-    n_tokens, tokens_from = choose_tokens(step, tokens)
+    if tokens == POSITIONS:
+        if spec is not None:
+            raise UsageError('reconcile(tokens="positions", spec=...): a spec\'s closed forms are per token: give one.')
+        met = count_positions(evidence.parameters)
+        n_tokens, rule = 0, _rule_of_positions(evidence.parameters, met)
+    else:
+        n_tokens, tokens_from = choose_tokens(step, tokens)
+        met = dict.fromkeys(evidence.parameters, Fraction(n_tokens))
+        rule = f"6·N·D, N {evidence.n_parameters:,} parameters, D {n_tokens:,} tokens ({tokens_from})"
     is_expert = _expert_pattern(experts)
     drafts = Drafts(FLOP_TERMS)
     counts: dict[str, int] = dict.fromkeys((*FLOP_TERMS, "outer"), 0)
+    reused: list[Reused] = []
+    predicted = 0
     for name, parameter in evidence.parameters.items():
+        standard = int(6 * parameter.n_elements * met[name])
+        predicted += standard
         if parameter.read_as == "product":
-            expert = bool(is_expert(name)) or (parameter.n_dims >= 3 and parameter.op in _EXPERT_PRODUCTS)
-            _add_products(drafts, counts, parameter, n_tokens, expert=expert)
+            beyond = 6 * parameter.uses - standard
+            term = "inactive_experts" if is_expert(name) or _has_idle_experts(parameter, beyond) else "reuse"
+            _add_products(drafts, counts, parameter, beyond, term)
+            if term == "reuse":
+                reused.append(Reused(name, parameter.n_elements, parameter.uses, beyond))
         else:
             term = _READ_AS[parameter.read_as][0]
             if parameter.read_as == "unused" and is_expert(name):
                 term = "inactive_experts"
-            drafts.add(term, -6 * parameter.n_elements * n_tokens)
+            drafts.add(term, -standard)
             counts[term] += parameter.n_elements
+    drafts.divide("reuse", split_by_stage([row for row in reused if row.value], n_tokens))
     _explain_parameters(drafts, counts, n_tokens)
     _add_the_rest(drafts, step)
-    n = evidence.n_parameters
+    caveat = "" if step.flops.backward else f"{_NO_BACKWARD} {_what_ran(step)}"
     closed = None if spec is None else _closed_forms(spec, step, n_tokens)
     return Bridge(
-        predicted=6 * n * n_tokens,
+        predicted=predicted,
         terms=drafts.terms(closed),
         measured=step.flops.total - step.flops.inference,
-        rule=f"6·N·D, N {n:,} parameters, D {n_tokens:,} tokens ({tokens_from})",
-        notes=tuple(_notes(step, spec)),
+        rule=rule,
+        notes=((caveat,) if caveat else ()) + tuple(_notes(step, spec)),
+        caveat=caveat,
         closed_form=None if spec is None or closed is None else 6 * spec.n_params * n_tokens + sum(closed.values()),
     )
 
 
-def choose_tokens(step: StepReport, tokens: int | None) -> tuple[int, str]:
+def _what_ran(step: StepReport) -> str:
+    flops = step.flops
+    ran = [f"{flops.forward:,} FLOP of forward"] if flops.forward else []
+    ran += [f"{flops.inference:,} of inference"] if flops.inference else []
+    return f"here {' and '.join(ran)} ran" if ran else "here no forward ran either"
+
+
+def count_positions(parameters: Mapping[str, ParameterEvidence]) -> dict[str, Fraction]:
+    """For each parameter, the output positions that its products met, summed over their calls.
+
+    One that is in no product (a bias, a norm) has those of the parameter before it, the first ones those of the first
+    after them: a layer's bias and the norm that follows it are at work at the positions of that layer's output.
+    """
+    known = {n: Fraction(p.uses, p.n_elements) for n, p in parameters.items() if p.uses and p.n_elements}
+    last = next(iter(known.values()), Fraction(0))
+    found = {}
+    for name in parameters:
+        last = found[name] = known.get(name, last)
+    return found
+
+
+def _rule_of_positions(parameters: Mapping[str, ParameterEvidence], met: Mapping[str, Fraction]) -> str:
+    numbers = sorted({met[name] for name, p in parameters.items() if p.uses})
+    span = " to ".join(f"{float(x):,.10g}" for x in dict.fromkeys(numbers[:1] + numbers[-1:])) or "0"
+    n = sum(p.n_elements for p in parameters.values())
+    return f"6·ΣnD, N {n:,} parameters, D of each the output positions of its products: {span}"
+
+
+def _has_idle_experts(parameter: ParameterEvidence, beyond: int) -> bool:
+    """Whether a parameter is several matrices side by side, which met fewer rows than all of D between them."""
+    return parameter.n_dims >= 3 and parameter.matrices > 1 and beyond < 0
+
+
+def choose_tokens(step: StepReport, tokens: int | str | None) -> tuple[int, str]:
     """D and where it comes from.
 
     Raises:
@@ -107,7 +167,10 @@ def choose_tokens(step: StepReport, tokens: int | None) -> tuple[int, str]:
     """
     if tokens is not None:
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise UsageError(f"reconcile(tokens={tokens!r}): give the tokens of the step, 1 or more.")
+            raise UsageError(
+                f'reconcile(tokens={tokens!r}): give the tokens of the step, 1 or more, or "positions" (each layer\'s '
+                f"own output positions, for convolutions)."
+            )
         return tokens, "given"
     if step.tokens is not None:
         return step.tokens, "tokens_per_step"
@@ -126,11 +189,10 @@ def _expert_pattern(experts: str | None) -> Callable[[str], re.Match[str] | None
         raise UsageError(f"reconcile(experts={experts!r}): give a regular expression ({error}).") from None
 
 
-def _add_products(drafts: Drafts, counts: dict[str, int], p: ParameterEvidence, n_tokens: int, *, expert: bool) -> None:
-    """The terms of a parameter that products used."""
-    reuse = 6 * (p.uses - p.n_elements * n_tokens)
-    drafts.add("inactive_experts" if expert else "reuse", reuse)
-    counts["inactive_experts" if expert else "reuse"] += p.n_elements if reuse else 0
+def _add_products(drafts: Drafts, counts: dict[str, int], p: ParameterEvidence, beyond: int, term: str) -> None:
+    """The terms of a parameter that products used: ``beyond`` what D stands for they are the given ``term``."""
+    drafts.add(term, beyond)
+    counts[term] += p.n_elements if beyond else 0
     plain = p.uses - p.graphless - p.hidden
     no_gradient = plain - p.weight_grad_due
     drafts.add("frozen", -2 * no_gradient)

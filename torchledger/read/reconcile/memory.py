@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from torchledger.errors import UsageError
-from torchledger.journal.statements import PHASES, MemorySnapshot, StepReport
+from torchledger.journal.statements import CATEGORIES, PHASES, MemorySnapshot, StepReport
+from torchledger.read.reconcile.advice import give_advice, weigh
 from torchledger.read.reconcile.bridge import Bridge, Drafts
 from torchledger.units import format_bytes, format_count
 
@@ -17,18 +19,24 @@ MEMORY_TERMS = (
     "optimizer_scalars",
     "activations",
     "autocast_copies",
+    "communication",
+    "unsharded_parameters",
     "inputs",
     "buffers",
     "temporaries",
     "workspace",
     "other",
+    "sharding",
+    "unexplained",
 )
-_LOSSES = ("softmax", "nll_loss", "cross_entropy", "_loss")
-_AS_THEY_ARE = MEMORY_TERMS[MEMORY_TERMS.index("activations") :]
+_AS_THEY_ARE = tuple(name for name in MEMORY_TERMS if name in CATEGORIES)
 
 
 class PhasePeak(NamedTuple):
-    """The highest instant of one phase: what it holds most of, and what would lower it."""
+    """The highest instant of one phase: what it holds most of.
+
+    ``advice`` says what would lower it, at the highest of a step's phases; below it is empty.
+    """
 
     phase: str
     total_bytes: int
@@ -102,6 +110,8 @@ def _state_terms(step: StepReport, peak: MemorySnapshot, n: int, device: str) ->
 
 def _largest_of(snapshot: MemorySnapshot, category: str) -> str:
     """The largest row of a category, in words."""
+    if category == "unexplained":
+        return "what the allocator counts and no account claims"
     row = next((row for row in snapshot.largest if row.category == category), None)
     if row is None:
         return "none of them among the largest rows"
@@ -111,49 +121,17 @@ def _largest_of(snapshot: MemorySnapshot, category: str) -> str:
 
 
 def phase_peaks(step: StepReport, device: str | None = None) -> tuple[PhasePeak, ...]:
-    """The peak of each phase of a step, with what would lower it."""
-    memory = step.memory[device or step.main_device]
+    """The peak of each phase of a step; of the highest, what would lower it."""
+    device = device or step.main_device
+    snapshots = {phase: s for phase, s in step.memory[device].peak_by_phase.items() if s.total_bytes}
+    highest = max(snapshots, key=lambda phase: snapshots[phase].total_bytes, default="")
     found = []
     for phase in PHASES:
-        snapshot = memory.peak_by_phase.get(phase)
-        if snapshot is None or not snapshot.total_bytes:
+        if phase not in snapshots:
             continue
-        category = max(snapshot.by_category, key=lambda name: _weight(name, snapshot, phase))
+        snapshot = snapshots[phase]
+        category = max(snapshot.by_category, key=partial(weigh, snapshot=snapshot))
         nbytes = snapshot.by_category[category]
-        advice = _advice(phase, category, snapshot)
+        advice = give_advice(phase, category, snapshot, step.evidence, device) if phase == highest else ""
         found.append(PhasePeak(phase, snapshot.total_bytes, snapshot.module, snapshot.op, category, nbytes, advice))
     return tuple(found)
-
-
-def _op_of(snapshot: MemorySnapshot, category: str) -> str:
-    """The op that made the largest row of a category."""
-    return next((row.op for row in snapshot.largest if row.category == category), "")
-
-
-def _weight(category: str, snapshot: MemorySnapshot, phase: str) -> tuple[bool, int]:
-    """What can be lowered within a phase comes before the states that are there in each."""
-    states = category in ("parameters", "optimizer_state", "gradients", "buffers")
-    extra = snapshot.by_category[category]
-    return (not states and extra * 10 >= snapshot.total_bytes, extra)
-
-
-def _advice(phase: str, category: str, snapshot: MemorySnapshot) -> str:
-    if category == "activations":
-        if phase == "recompute":
-            return "checkpoint smaller segments: all that one of them saves is there at once"
-        return "checkpoint activations, use a smaller batch, or keep them in 16 bits (autocast)"
-    if category == "temporaries":
-        if phase == "optimizer":
-            return "a fused optimizer (fused=True), or foreach=False: the foreach lists are transient"
-        if any(word in _op_of(snapshot, category) for word in _LOSSES):
-            return "compute the loss in chunks: logits and their gradients are there more than once"
-        return "a smaller batch, or kernels that hold less inside: nothing needs these once the op is over"
-    if category == "gradients":
-        return "zero_grad(set_to_none=True) before the forward, or fewer accumulated gradients in fp32"
-    if category == "autocast_copies":
-        return "keep the weights themselves in 16 bits, with an fp32 master in the optimizer"
-    if category == "inputs":
-        return "a smaller batch, or one that is brought to the device when it is needed"
-    if category in ("parameters", "optimizer_state"):
-        return "shard the states (ZeRO), or a recipe of fewer bytes a parameter (torchledger fit --recipe)"
-    return "look at its rows in the report: what is kept, and by whom"
