@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from torchledger.journal.entries import EXTERNAL, LATE, Journal, Row
+from torchledger.journal.entries import LATE, MAPPED, Journal, Row, is_external
 from torchledger.journal.statements import CATEGORIES, Allocation, MemorySnapshot
 from torchledger.read.events import births, deaths
 
@@ -37,7 +37,7 @@ class SnapshotReader:
         self._lasting: dict[str, _Lasting] = defaultdict(_Lasting)
         roles, first, blocks = journal.roles, journal.first, journal.blocks
         for number, row in there_before(journal):
-            if roles.get(number, 0) & EXTERNAL:
+            if is_external(roles.get(number, 0)):
                 continue
             nbytes, device, phase, module, op, shape, dtype, site = row
             category = settled[number]
@@ -47,7 +47,7 @@ class SnapshotReader:
             else:
                 self._lasting[device].add(nbytes, category, module, key)
         for number, position in came.items():
-            if number in roles and roles[number] & EXTERNAL:
+            if is_external(roles.get(number, 0)):
                 continue
             nbytes, device, phase, module, op, shape, dtype, site = blocks[number - first]
             category = settled[number]

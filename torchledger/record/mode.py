@@ -18,10 +18,13 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.journal.entries import NO_GRAPH
+from torchledger.record import patches
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.graphs import references_of_graphs
 from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
@@ -31,8 +34,8 @@ from torchledger.record.places import (
     OPTIMIZER,
     OUTSIDE_PHASE,
     Place,
-    compiled_region,
     in_function_forward,
+    in_generated_code,
 )
 from torchledger.record.products import post_product
 from torchledger.record.storages import Ref
@@ -82,6 +85,7 @@ class Recorder(Locating, TorchDispatchMode):
         """Begin to record on this thread."""
         self.sums.references_in_linear = _references_in_linear()
         self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
+        references_of_graphs()
         self.begin_watching()
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -246,7 +250,8 @@ class Recorder(Locating, TorchDispatchMode):
             return out
         out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
-            made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
+            # A compiled region on a thread of the engine's is not told of.
+            made = (BACKWARD, OUTSIDE, COMPILED) if self.compiled_code_ran else None
             self.enter_gradient(out, made)  # not the indices of a sparse one, which are cloned next
         return out
 
@@ -258,6 +263,7 @@ class Recorder(Locating, TorchDispatchMode):
             self.registry_version = registry.version
             self.entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        self.dynamo_is_about = self.dynamo_is_about or patches.attach_to_dynamo()
         return entry
 
     def foreign(self, types: Any) -> bool | None:
@@ -274,7 +280,8 @@ class Recorder(Locating, TorchDispatchMode):
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""
         # What a compiled region writes into is a buffer of its own, made there.
-        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(2)) else None
+        is_compiled = self.compiled_code_ran and (self.in_compiled_code or in_generated_code(sys._getframe(2)))
+        made = (phase, module, COMPILED) if is_compiled else None
         self.meet_outputs(kwargs, phase, made)
         out = entry.call(*args, **kwargs)
         self.note_sizes((*args, *kwargs.values()), phase, module)
@@ -287,14 +294,33 @@ class Recorder(Locating, TorchDispatchMode):
                 return run_container(entry.op, args, kwargs)
         return entry.op(*args, **kwargs)
 
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
+        self.meet_arguments((arguments, getattr(graph, "constants", None) or ()))
+        self.in_compiled_code += 1
+        self.compiled_code_ran = True
         module = place.stack[-1] if place.stack else OUTSIDE
         if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
             module = self.runs[-1].log.module_of(node._sequence_nr())
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
         for name in products_inside(graph):
             self.uncounted(name, module)
+
+    def compiled_graph_ends(self, results: Any, place: Place) -> None:
+        """It has run, or raised: what it leaves behind was made now."""
+        self.in_compiled_code = max(self.in_compiled_code - 1, 0)
+        first_new = len(self.books.blocks)
+        node: Any = None
+        if self.runs and not self.in_optimizer:
+            phase, module, node = self.locate_in_backward(place)
+            graph = True
+        elif place.stack:
+            phase, module, graph = FORWARD, place.stack[-1], _is_grad_enabled() or in_function_forward()
+        else:
+            phase, module, graph = self.locate_outside(place)
+        self.enter_results(results, phase, module, COMPILED)
+        for number in range(first_new, len(self.books.blocks)) if not graph else ():
+            self.books.roles[self.books.first + number] = NO_GRAPH
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

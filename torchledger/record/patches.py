@@ -31,7 +31,7 @@ class Watcher(Protocol):
     def leave_module(self) -> None:
         """It has run, or raised."""
 
-    def begin_backward(self, create_graph: bool) -> None:
+    def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
 
     def end_backward(self) -> None:
@@ -46,8 +46,11 @@ class Watcher(Protocol):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
 
-    def compiled_graph_runs(self, graph: Any) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any) -> None:
         """Code that Inductor generated is about to run."""
+
+    def compiled_graph_ends(self, results: Any) -> None:
+        """It has run, or raised."""
 
 
 autograd: Any = torch.autograd
@@ -175,6 +178,7 @@ class _Compiling:
 
     def _end(self, _: Any) -> None:
         self._depth -= 1
+        _patch_inductor()  # which the first compilation imports
         if self._depth <= 0 and nn.Module.__call__ is self._original:
             nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
 
@@ -225,9 +229,18 @@ def _patch_inductor() -> None:
     original = graphs.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers.get(threading.get_ident(), ()):
-            watcher.compiled_graph_runs(self)
-        return original(self, *args, **kwargs)
+        watchers = _watchers.get(threading.get_ident(), ())
+        results: Any = None
+        begun = 0
+        try:
+            for watcher in watchers:
+                begun += 1
+                watcher.compiled_graph_begins(self, args)
+            results = original(self, *args, **kwargs)
+            return results
+        finally:
+            for watcher in watchers[:begun]:
+                watcher.compiled_graph_ends(results)
 
     call.torchledger = True  # type: ignore[attr-defined]
     _replace(graphs, "__call__", call)
@@ -252,7 +265,7 @@ def _patch_backward() -> None:
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
         for watcher in watchers:
-            watcher.begin_backward(create_graph)
+            watcher.begin_backward(t_outputs, create_graph)
         try:
             return original(t_outputs, *args, **kwargs)
         finally:

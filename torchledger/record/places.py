@@ -110,6 +110,9 @@ class Listener(Protocol):
     def end_run(self, *, is_backward: bool) -> None:
         """It ends."""
 
+    def meet_roots(self, roots: Any) -> None:
+        """The tensors that a backward begins at."""
+
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
 
@@ -119,8 +122,11 @@ class Listener(Protocol):
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
         """A storage has a new size."""
 
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Generated code is about to run."""
+
+    def compiled_graph_ends(self, results: Any, place: Place) -> None:
+        """It has run, or raised."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
@@ -129,14 +135,16 @@ class Listener(Protocol):
 class Place:
     """One thread, as one ledger sees it."""
 
-    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread")
+    __slots__ = ("first_number", "log", "numbers", "recorder", "seen_number", "stack", "thread")
 
     def __init__(self, recorder: Listener, thread: int) -> None:
         self.recorder = recorder
         self.thread = thread
         self.stack: list[int] = []
         self.log = NodeLog()
-        self.log.note(_get_sequence_nr(), OUTSIDE)
+        self.first_number = _get_sequence_nr()
+        """Nodes with a lower number were made before."""
+        self.log.note(self.first_number, OUTSIDE)
         self.numbers = recorder.names.module_numbers
         self.seen_number = _get_sequence_nr()
 
@@ -165,9 +173,13 @@ class Place:
         if not stack:
             self.seen_number = number
 
-    def begin_backward(self, create_graph: bool) -> None:
+    def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
         self.recorder.begin_run(Run(True, create_graph, self))
+        try:
+            self.recorder.meet_roots(roots)
+        except Exception as error:
+            self.recorder.fault("what a backward begins at could not be entered", error)
 
     def end_backward(self) -> None:
         """It has run, or raised."""
@@ -198,14 +210,21 @@ class Place:
         except Exception as error:
             self.recorder.fault("a new size could not be noted", error)
 
-    def compiled_graph_runs(self, graph: Any) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any) -> None:
         """Code that Inductor generated is about to run."""
         try:
-            self.recorder.compiled_graph_runs(graph, self)
+            self.recorder.compiled_graph_begins(graph, arguments, self)
         except UncountedOpError:
             raise
         except Exception as error:
             self.recorder.fault("compiled code could not be looked at", error)
+
+    def compiled_graph_ends(self, results: Any) -> None:
+        """It has run, or raised (then there are no results)."""
+        try:
+            self.recorder.compiled_graph_ends(results, self)
+        except Exception as error:
+            self.recorder.fault("what compiled code made could not be entered", error)
 
 
 def in_function_forward() -> bool:
@@ -231,10 +250,27 @@ def compiled_region(frame: FrameType | None) -> str:
         if frame is None:
             return ""
         file = frame.f_code.co_filename
-        if file.startswith("<eval_with_key>") or "torchinductor" in file:
+        if "torchinductor" in file or (file.startswith("<eval_with_key>") and _is_compilers(frame)):
             return file
         frame = frame.f_back
     return ""
+
+
+def _is_compilers(frame: FrameType) -> bool:
+    """Whether a compiler runs a graph, and not the program, which traced it itself."""
+    above = frame.f_back
+    for _ in range(12):
+        if above is None:
+            return False
+        if above.f_globals.get("__name__", "").startswith(("torch._dynamo.", "torch._functorch.")):
+            return True
+        above = above.f_back
+    return False
+
+
+def in_generated_code(frame: FrameType | None) -> bool:
+    """Whether code that Inductor generated called an op, some frames up."""
+    return "torchinductor" in compiled_region(frame)
 
 
 def is_running(frame: int) -> bool:

@@ -38,6 +38,7 @@ class Watching:
         self.phase = ""
         self.node_number = -1
         self.dynamo_is_about = False
+        """Whether there may be compiled code: no number depends on it, only where it is looked for."""
         self.record_fake = False
         self.after_optimizer = False
         self.next_step: Cut | None = None
@@ -169,8 +170,14 @@ class Watching:
         stack = place.stack
         self.books.resized(storage, self.phase or OUTSIDE_PHASE, stack[-1] if stack else OUTSIDE)
 
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+    def meet_roots(self, roots: Any) -> None:
+        """Overridden by the recorder: a backward begins at these tensors."""
+
+    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Overridden by the recorder: generated code is about to run."""
+
+    def compiled_graph_ends(self, results: Any, place: Place) -> None:
+        """Overridden by the recorder: it has run, or raised."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
