@@ -333,6 +333,7 @@ class Ledger:
             flops=reading.flops,
             memory=reading.memory,
             evidence=reading.evidence,
+            notes=reading.notes,
         ), reading.settled
 
     def _device_names(self) -> Iterable[str]:

@@ -35,7 +35,7 @@ UNSURE = 4096
 """Nothing tells whether an allocator of torch's gave it; counted as if one did."""
 FROM_DATA = 8192
 """Made outside, of nothing that the model made or holds: an input, if a forward reads others that were made so."""
-GRAPH = 16384
+IN_GRAPH = 16384
 """Made by a backward that builds a graph; of what was there before, held by the graph of a forward that nothing saw."""
 HELD = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT
 """What is counted in its category wherever its bytes lie."""

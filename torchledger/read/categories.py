@@ -10,7 +10,7 @@ from torchledger.journal.entries import (
     FROM_DATA,
     FROM_INPUTS,
     GRADIENT,
-    GRAPH,
+    IN_GRAPH,
     LATE,
     NO_GRAPH,
     OPTIMIZER_STATE,
@@ -59,7 +59,7 @@ def settle(journal: Journal, events: list[int]) -> dict[int, int]:
     for number, row in enumerate(journal.blocks, journal.first):
         role = roles.get(number, 0)
         if role & LATE:
-            default = _ACTIVATIONS if role & GRAPH else _OTHER if role & WRITTEN else _INPUTS
+            default = _ACTIVATIONS if role & IN_GRAPH else _OTHER if role & WRITTEN else _INPUTS
             settled[number] = _by_role(role, outlives=True, default=default)
             continue
         gone = died.get(number)
@@ -76,7 +76,7 @@ def settle(journal: Journal, events: list[int]) -> dict[int, int]:
                     batches = _batches(journal)
                 settled[number] = _INPUTS if _likeness(row) in batches else _OTHER
                 continue
-        if role & GRAPH or ((row[2] == "forward" or row[2] == "recompute") and not role & NO_GRAPH):
+        if role & IN_GRAPH or ((row[2] == "forward" or row[2] == "recompute") and not role & NO_GRAPH):
             if gone is None:
                 settled[number] = _ACTIVATIONS
                 continue

@@ -12,6 +12,7 @@ from torchledger.read.categories import settle
 from torchledger.read.events import repaired_events
 from torchledger.read.evidence import gather_evidence
 from torchledger.read.flops import flop_statement
+from torchledger.read.meetings import meeting_notes
 from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
 Allocators = Callable[[Dispatched], dict[str, DeviceReading]]
@@ -26,6 +27,8 @@ class StepReading:
     evidence: StepEvidence
     memory: dict[str, MemoryStatement]
     settled: dict[int, int]
+    notes: tuple[str, ...]
+    """Where the start is not the end of the step before."""
     plain: dict[str, MemoryStatement]
     """``memory`` before what the allocators counted."""
     dispatched: Dispatched
@@ -89,7 +92,7 @@ class StepReader:
         settled = dict(zip(journal.numbers(), self._categories, strict=True))
         flops = before.flops if same else flop_statement(journal)
         evidence = before.evidence if same_evidence else gather_evidence(journal, settled)
-        reading = StepReading(flops, evidence, before.plain, settled, before.plain, before.dispatched)
+        reading = StepReading(flops, evidence, before.plain, settled, before.notes, before.plain, before.dispatched)
         return _ask(journal, reading, allocators)
 
 
@@ -100,7 +103,9 @@ def read_journal(journal: Journal, allocators: Allocators | None = None) -> Step
     plain = memory_statements(journal, settled, events)
     dispatched = dispatched_bytes(journal, settled) if allocators else {}
     evidence = gather_evidence(journal, settled)
-    return _ask(journal, StepReading(flop_statement(journal), evidence, plain, settled, plain, dispatched), allocators)
+    notes = meeting_notes(journal, settled)
+    reading = StepReading(flop_statement(journal), evidence, plain, settled, notes, plain, dispatched)
+    return _ask(journal, reading, allocators)
 
 
 def _ask(journal: Journal, reading: StepReading, allocators: Allocators | None) -> StepReading:

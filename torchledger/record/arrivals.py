@@ -12,11 +12,10 @@ import torch.multiprocessing.reductions
 
 from torchledger import internals
 from torchledger.journal.entries import (
-    EXTERNAL,
     FROM_DATA,
     FROM_INPUTS,
     GRADIENT,
-    GRAPH,
+    IN_GRAPH,
     LATE,
     NO_GRAPH,
     NOT_INPUTS,
@@ -213,7 +212,7 @@ class Arrivals(Watching):
         if not graph:
             role |= NO_GRAPH
         elif phase is BACKWARD and self.runs and self.runs[-1].create_graph and torch.is_grad_enabled():
-            role |= GRAPH
+            role |= IN_GRAPH
         sources: tuple[int, ...] = ()
         if phase is OUTSIDE_PHASE and entry.name == "aten.set_":
             role |= FROM_INPUTS if is_from_another_process(sys._getframe(2)) else 0
@@ -250,10 +249,10 @@ class Arrivals(Watching):
             ref = books.live.get(id(storage)) or books.unread.get(id(storage))
             if ref is not None and ref.number >= books.first + first_new and not storage.resizable():
                 origin = books.origins.origin_of(storage, books.moment())
-                # Memory that a known storage lent is counted there.
-                role = EXTERNAL if origin.borrowed and books.lender_of(storage) is not None else origin.role
-                if role:
-                    books.roles[ref.number] = books.roles.get(ref.number, 0) | role
+                if origin.borrowed and (lender := books.lender_of(storage)) is not None:
+                    books.withdraw(storage, ref.number, lender.number)
+                elif origin.role:
+                    books.roles[ref.number] = books.roles.get(ref.number, 0) | origin.role
 
     def provenance(self, args: Any) -> tuple[int, tuple[int, ...]]:
         """What is made outside of these arguments, and the blocks among them that no forward has read.
@@ -274,7 +273,7 @@ class Arrivals(Watching):
                     if ref is None and (ref := books.unread.get(key)) is not None:
                         sources.append(ref.number)
                     role = 0 if ref is None else roles.get(ref.number, 0)
-                    is_input = role & (LATE | FROM_INPUTS | READ_BY_FORWARD) and not role & GRAPH
+                    is_input = role & (LATE | FROM_INPUTS | READ_BY_FORWARD) and not role & IN_GRAPH
                     if role & NOT_INPUTS or not (is_input or role & FROM_DATA):
                         return 0, ()
                     if not is_input:

@@ -14,7 +14,7 @@ import torch
 from torchledger.journal.entries import (
     EXTERNAL,
     FROM_INPUTS,
-    GRAPH,
+    IN_GRAPH,
     HELD,
     LATE,
     MAPPED,
@@ -155,6 +155,17 @@ class Books:
                 return ref
         return None
 
+    def withdraw(self, storage: torch.UntypedStorage, number: int, lender: int) -> None:
+        """The block that came last is none: its storage lies in the memory of another."""
+        if self.events and self.events[-1] == number == self.first + len(self.blocks) - 1:
+            self.unread.pop(id(storage), None)
+            self.live.pop(id(storage), None)
+            self.events.pop()
+            self.blocks.pop()
+            self.roles.pop(number, None)
+            self.sources.pop(number, None)
+            self._borrow(storage, lender)
+
     def _borrow(self, storage: torch.UntypedStorage, number: int) -> Ref:
         """Know a storage by the block whose memory it lies in; what it lies in lives as long as it does."""
         pop = self.live.pop
@@ -220,7 +231,7 @@ class Books:
                 ref = self.add(part, storage, self.row_before(part, storage, op=BEFORE), came=False)
                 known = self.roles.get(ref.number, 0)
                 known |= (READ_BY_FORWARD if read_by_forward else 0) | (WRITTEN if written else 0)
-                self.roles[ref.number] = known | (GRAPH if in_graph else 0)
+                self.roles[ref.number] = known | (IN_GRAPH if in_graph else 0)
 
     def _note_read(self, number: int) -> None:
         """A forward reads what was made outside: an input, and so is all that it was made from."""
