@@ -217,7 +217,7 @@ class Arrivals(Watching):
         if phase is OUTSIDE_PHASE and entry.name == "aten.set_":
             role |= FROM_INPUTS if is_from_another_process(sys._getframe(2)) else 0
         elif phase is OUTSIDE_PHASE:
-            found, sources = self.provenance(args)
+            found, sources = self.provenance(args if entry.reads else ())
             role |= found
         if role:
             for number in range(books.first + first_new, books.first + len(books.blocks)):

@@ -98,6 +98,7 @@ class Locating(Arrivals):
         number = internals.get_sequence_nr()
         grew, place.seen_number = number != place.seen_number, number
         if sys._getframe(2).f_code is _make_grads_code:
+            self.first_seed = self.books.first + len(self.books.blocks)
             return BACKWARD, OUTSIDE, True
         if not _is_grad_enabled():
             return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)

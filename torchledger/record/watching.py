@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_iter
 
 from torchledger import internals
-from torchledger.journal.entries import Batch
+from torchledger.journal.entries import IN_GRAPH, Batch
 from torchledger.record import patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
@@ -44,6 +44,8 @@ class Watching:
         self.next_step: Cut | None = None
         self.faults: list[str] = []
         self._steps_of: dict[int, int] = {}
+        self.first_seed = -1
+        """The first block that was made for a backward to begin with, -1 where none was."""
         self.n_runs = 0
         """Backwards and optimizer steps of the open step so far."""
         self.optimizer_steps = 0
@@ -130,8 +132,13 @@ class Watching:
         if run.is_backward:
             self.books.marks.append((position, "backward", ""))
         phase = BACKWARD if run.is_backward else OPTIMIZER
-        if run.is_backward and run.create_graph and (place := self.places.get(_get_ident())):
-            place.seen_number = internals.get_sequence_nr()
+        if run.is_backward and run.create_graph:
+            if (place := self.places.get(_get_ident())) is not None:
+                place.seen_number = internals.get_sequence_nr()
+            if self.first_seed >= 0:  # the graph begins with what the backward is given
+                for number in range(self.first_seed, self.books.first + len(self.books.blocks)):
+                    self.books.roles[number] = self.books.roles.get(number, 0) | IN_GRAPH
+        self.first_seed = -1
         if phase is not self.phase:
             self.phase = phase
             self.books.marks.append((position, "phase", phase))
