@@ -28,7 +28,7 @@ WRITTEN = 256
 EXTERNAL = 512
 """Not given by an allocator of torch's: a numpy array, a mapped file, another library's DLPack."""
 FROM_INPUTS = 1024
-"""Made outside from nothing but inputs (a batch that a loader collates), or what an input was made from: an input too."""
+"""Made outside from nothing but inputs (a batch that a loader collates), or what one was made from: an input too."""
 MAPPED = 2048
 """In the mapping of a file."""
 UNSURE = 4096

@@ -38,10 +38,10 @@ def settle(journal: Journal, events: list[int]) -> dict[int, int]:
     """The category of each block of a step, as an index into `CATEGORIES`.
 
     In this order: parameter, buffer, gradient, optimizer state that outlives its step, autocast copy; what an earlier
-    step settled; what was there before: activation if a graph holds it, else input; what came from outside and a forward
-    read, or was made as such things are: input; made with a graph (in a forward, a recompute, or a backward that builds
-    one), and alive when the next backward begins or the recompute or the step ends: activation; gone in the step:
-    temporary; else other.
+    step settled; what was there before: activation if a graph holds it, else input; what came from outside and a
+    forward read, or is like what it read: input; made with a graph (in a forward, a recompute, or a backward that
+    builds one), and alive when the next backward begins or the recompute or the step ends: activation; gone in the
+    step: temporary; else other.
     """
     died = deaths(events)
     roles = journal.roles

@@ -92,7 +92,8 @@ class StepReader:
         settled = dict(zip(journal.numbers(), self._categories, strict=True))
         flops = before.flops if same else flop_statement(journal)
         evidence = before.evidence if same_evidence else gather_evidence(journal, settled)
-        reading = StepReading(flops, evidence, before.plain, settled, before.notes, before.plain, before.dispatched)
+        notes = before.notes if self._last.first else meeting_notes(journal, settled)  # the first step has none
+        reading = StepReading(flops, evidence, before.plain, settled, notes, before.plain, before.dispatched)
         return _ask(journal, reading, allocators)
 
 

@@ -70,16 +70,6 @@ class Arrivals(Watching):
         reads = phase is FORWARD or phase is RECOMPUTE
         self.books.meet(tensor, read_by_forward=reads, in_graph=grown, made=made)
 
-    def meet_arguments(self, values: Any) -> None:
-        """What code is given that nothing will be seen of."""
-        for value in values.values() if isinstance(values, dict) else values:
-            if isinstance(value, _Tensor):
-                for part in plain_parts(value):
-                    if id(_storage_of(part)) not in self.books.live:
-                        self.meet(part, BACKWARD if self.runs else FORWARD)
-            elif isinstance(value, list | tuple | dict):
-                self.meet_arguments(value)
-
     def enter_graph(self, root: torch.Tensor) -> None:
         """Enter what a graph holds that was made before the ledger began."""
         try:

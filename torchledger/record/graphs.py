@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -22,8 +22,8 @@ References: TypeAlias = tuple[int, int]
 def saved_below(root: Any, limit: int, seen: set[int]) -> Iterator[tuple[torch.Tensor, bool]]:
     """The tensors that a node and all below it keep for their backward, each with whether the graph made it.
 
-    Nothing is unpacked: no hook runs, no graph counts as used, and what was released is left out. A tensor that needs no
-    gradient and that nothing else refers to is the graph's own (a mask, say); what the program refers to as well is
+    Nothing is unpacked: no hook runs, no graph counts as used, and what was released is left out. A tensor that needs
+    no gradient and that nothing else refers to is the graph's own (a mask, say); what the program refers to as well is
     what it gave the forward.
 
     Args:
@@ -79,7 +79,7 @@ def _saved_by(node: Any) -> list[tuple[torch.Tensor, References]]:
 
 
 @functools.cache
-def _raw_names(kind: type) -> tuple[str, ...]:
+def _raw_names(kind: Hashable) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 

@@ -18,15 +18,12 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
-from torchledger.journal.entries import NO_GRAPH
 from torchledger.record import patches
 from torchledger.record.arrivals import COMPILED
-from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.graphs import references_of_graphs
 from torchledger.record.leaving import leave_mode, restore_flags
-from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
     BACKWARD,
@@ -38,6 +35,7 @@ from torchledger.record.places import (
     in_generated_code,
 )
 from torchledger.record.products import post_product
+from torchledger.record.regions import Regions
 from torchledger.record.storages import Ref
 from torchledger.record.sums import Sums
 
@@ -55,7 +53,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _OutOfMemoryError = torch.OutOfMemoryError
 
 
-class Recorder(Locating, TorchDispatchMode):
+class Recorder(Regions, TorchDispatchMode):
     """Writes what happens on the thread that it was started on (and on the engine's threads) into its books."""
 
     supports_higher_order_operators = True
@@ -68,7 +66,6 @@ class Recorder(Locating, TorchDispatchMode):
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
-        self.compiled_regions: set[tuple[str, int]] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -293,34 +290,6 @@ class Recorder(Locating, TorchDispatchMode):
             with self:
                 return run_container(entry.op, args, kwargs)
         return entry.op(*args, **kwargs)
-
-    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
-        """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
-        self.meet_arguments((arguments, getattr(graph, "constants", None) or ()))
-        self.in_compiled_code += 1
-        self.compiled_code_ran = True
-        module = place.stack[-1] if place.stack else OUTSIDE
-        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
-            module = self.runs[-1].log.module_of(node._sequence_nr())
-        self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
-        for name in products_inside(graph):
-            self.uncounted(name, module)
-
-    def compiled_graph_ends(self, results: Any, place: Place) -> None:
-        """It has run, or raised: what it leaves behind was made now."""
-        self.in_compiled_code = max(self.in_compiled_code - 1, 0)
-        first_new = len(self.books.blocks)
-        node: Any = None
-        if self.runs and not self.in_optimizer:
-            phase, module, node = self.locate_in_backward(place)
-            graph = True
-        elif place.stack:
-            phase, module, graph = FORWARD, place.stack[-1], _is_grad_enabled() or in_function_forward()
-        else:
-            phase, module, graph = self.locate_outside(place)
-        self.enter_results(results, phase, module, COMPILED)
-        for number in range(first_new, len(self.books.blocks)) if not graph else ():
-            self.books.roles[self.books.first + number] = NO_GRAPH
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

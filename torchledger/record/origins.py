@@ -13,7 +13,7 @@ import functools
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.utils.dlpack
@@ -45,6 +45,8 @@ BORROWED = Origin(0, borrowed=True)
 class Layout(NamedTuple):
     """Which words of a storage's C++ object matter, and what they are for memory of known origin."""
 
+    data: int
+    """Index of the word that holds the address of the memory."""
     freeing: int
     """Index of the word that holds the function which gives the memory back."""
     context: int
@@ -78,22 +80,15 @@ class Origins:
         if storage.device.type != "cpu":
             return OWN if _is_of_device(storage) else Origin(EXTERNAL)
         layout = cpu_layout()
-        words = read_words(storage._cdata) if layout is not None else ()
-        if layout is not None and words and words[layout.freeing] == layout.by_allocator:
-            return OWN
         address = storage.data_ptr()
-        if layout is not None and words and words[layout.freeing] == layout.by_owner:
-            is_ours = any(layout.by_exporter & {*target} for target in _targets(words[layout.context], address))
-            return BORROWED if is_ours else Origin(EXTERNAL)
+        if layout is not None and (found := _by_layout(layout, storage._cdata)) is not None:
+            return found
         is_shared = storage.is_shared()
         file = self._file_at(address, -1 if is_shared else moment)
         if file:
             return OWN if file.startswith(SHARED_BY_TORCH) else Origin(EXTERNAL | MAPPED)
         if is_shared:
             return Origin(EXTERNAL | MAPPED) if storage.filename else OWN
-        if layout is not None and words and words[layout.freeing] == layout.by_whole:
-            whole = read_words(words[layout.context])
-            return BORROWED if whole and whole[layout.freeing] == layout.by_allocator else Origin(EXTERNAL)
         return Origin(EXTERNAL if address % ALIGNMENT else UNSURE)
 
     def is_mapped(self, storage: torch.UntypedStorage, moment: int) -> bool:
@@ -108,6 +103,23 @@ class Origins:
             self._mappings = mappings = _Mappings()
             file = mappings.file_at(address)
         return file
+
+
+def _by_layout(layout: Layout, place: int) -> Origin | None:
+    """What the function that gives a storage's memory back tells; None where it is none of those that are known."""
+    words = read_words(place)
+    is_part = False
+    while words and words[layout.freeing] == layout.by_whole:
+        is_part = True
+        words = read_words(words[layout.context])
+    if not words:
+        return None
+    if words[layout.freeing] == layout.by_allocator:
+        return BORROWED if is_part else OWN
+    if words[layout.freeing] == layout.by_owner:
+        targets = _targets(words[layout.context], words[layout.data])
+        return BORROWED if any(layout.by_exporter & {*target} for target in targets) else Origin(EXTERNAL)
+    return None
 
 
 class _Mappings:
@@ -161,13 +173,14 @@ def _find_layout() -> Layout | None:
     buffers = [bytearray(64), bytearray(4096)]
     owned = [torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage() for buffer in buffers]
     exported = [torch.empty(64, dtype=torch.uint8, device="cpu"), torch.empty(8, 8, device="cpu")]
-    imported = [torch.from_dlpack(t).untyped_storage() for t in exported]
-    imported += [torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)).untyped_storage() for t in exported]
+    dlpack: Any = torch.utils.dlpack
+    imported = [dlpack.from_dlpack(t).untyped_storage() for t in exported]
+    imported += [dlpack.from_dlpack(dlpack.to_dlpack(t)).untyped_storage() for t in exported]
     part = own[1][8:16]
     seen = [read_words(storage._cdata) for storage in (*own, *owned, part, *imported)]
     if not all(seen):
         return None
-    first, second, one, other, partial, *dlpack = seen
+    first, second, one, other, partial, *shared = seen
     places = [i for i, word in enumerate(first) if word == own[0].data_ptr()]  # the data, and what its deleter is given
     if len(places) != 2 or any(second[i] != own[1].data_ptr() for i in places):
         return None
@@ -181,7 +194,7 @@ def _find_layout() -> Layout | None:
         return None
     (at,) = freeing
     exporters: set[int] = set()
-    for a, b in (dlpack[:2], dlpack[2:]):
+    for a, b in (shared[:2], shared[2:]):
         if not a[at] == b[at] == one[at]:
             return None
         both = [
@@ -189,7 +202,7 @@ def _find_layout() -> Layout | None:
             for words, t in zip((a, b), exported, strict=True)
         ]
         exporters |= {word for word in both[0] & both[1] if read_words(word)}  # no sizes and flags: functions
-    return Layout(at, context, first[at], partial[at], one[at], frozenset(exporters)) if exporters else None
+    return Layout(data, at, context, first[at], partial[at], one[at], frozenset(exporters)) if exporters else None
 
 
 def _targets(context: int, data: int) -> Iterator[Words]:

@@ -14,8 +14,8 @@ import torch
 from torchledger.journal.entries import (
     EXTERNAL,
     FROM_INPUTS,
-    IN_GRAPH,
     HELD,
+    IN_GRAPH,
     LATE,
     MAPPED,
     PARAMETER,
@@ -121,7 +121,7 @@ class Books:
     # Meeting storages
 
     def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, row: Row, *, came: bool) -> Ref:
-        """Open a block for a storage: ``came`` now, or there before (then perhaps in the memory of one that is known)."""
+        """Open a block for a storage: ``came`` now, or there before, then perhaps in the memory of a known one."""
         origin = OWN if came or storage.resizable() else self.origins.origin_of(storage, self.moment())
         if origin.borrowed and (lender := self.lender_of(storage)) is not None:
             return self._borrow(storage, lender.number)
