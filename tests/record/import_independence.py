@@ -30,6 +30,7 @@ def hidden_state_from_before() -> tl.Report:
             hidden = cell(x, hidden)
             ledger.step()
         hidden.sum().backward()
+        ledger.step()
     return ledger.report
 
 
@@ -74,6 +75,7 @@ def double_backward() -> tl.Report:
         (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         ledger.step()
         gradient.square().sum().backward()
+        ledger.step()
     return ledger.report
 
 

@@ -24,14 +24,16 @@ from torchledger.journal.entries import (
 from torchledger.record.entries import Entry
 from torchledger.record.graphs import is_grown, is_younger, saved_below
 from torchledger.record.names import OUTSIDE
-from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, in_generated_code
-from torchledger.record.storages import NO_PARAMETER, Cut, Made, plain_parts
+from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, in_generated_code
+from torchledger.record.storages import NO_PARAMETER, Made, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
 """The op of storages that a compiled region made."""
 UNSEEN = "(unseen)"
 """The op of storages that something made since the ledger began, and no op that it saw."""
+_NOT_READING = (BACKWARD, OPTIMIZER, OUTSIDE_PHASE)
+"""Phases in which what is met is no batch."""
 _AccumulateGrad = internals.AccumulateGrad
 _Tensor = torch.Tensor
 _get_ident = threading.get_ident
@@ -67,8 +69,7 @@ class Arrivals(Watching):
                     made = (phase, module, UNSEEN)
                 else:
                     self.enter_graph(tensor)
-        reads = phase is FORWARD or phase is RECOMPUTE
-        self.books.meet(tensor, read_by_forward=reads, in_graph=grown, made=made)
+        self.books.meet(tensor, read_by_forward=phase not in _NOT_READING, in_graph=grown, made=made)
 
     def enter_graph(self, root: torch.Tensor) -> None:
         """Enter what a graph holds that was made before the ledger began."""
@@ -118,18 +119,27 @@ class Arrivals(Watching):
                 pass
             inside = bool(self.place.stack)
             try:
-                if (ref := books.unread.get(key)) is not None and not self.provenance(args[1:])[0] & FROM_DATA:
-                    books.roles[ref.number] = books.roles.get(ref.number, 0) & ~(FROM_DATA | FROM_INPUTS)
+                if (ref := books.unread.get(key)) is not None:
+                    self._note_filled(ref.number, args[1:])
                 books.meet(tensor, read_by_forward=inside, written=not inside and not self.runs)
             except Exception as error:
                 self.fault("what an op writes into could not be entered", error)
+
+    def _note_filled(self, number: int, args: Any) -> None:
+        """What was made outside is filled from these arguments: if the model made one of them, it is no batch."""
+        books = self.books
+        found, sources = self.provenance(args)
+        if not found & FROM_DATA:
+            books.roles[number] = books.roles.get(number, 0) & ~(FROM_DATA | FROM_INPUTS)
+        elif sources:
+            books.sources[number] = tuple({*books.sources.get(number, ()), *sources})
 
     def meet_outputs(self, kwargs: dict[str, Any], phase: str, made: Made | None) -> None:
         """What an op is handed to put its results in: ``made`` now, unseen, or there before."""
         try:
             for value in kwargs.values():
                 if isinstance(value, _Tensor):
-                    self.books.meet(value, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+                    self.books.meet(value, read_by_forward=phase not in _NOT_READING, made=made)
         except Exception as error:
             self.fault("an output could not be entered", error)
 
@@ -215,9 +225,9 @@ class Arrivals(Watching):
                 if sources:
                     books.sources[number] = sources
         if phase is OUTSIDE_PHASE:
-            if self.after_optimizer and self.next_step is None:
+            if self.stepping.waiting and self.stepping.next_step is None:
                 n_new = len(books.blocks) - first_new
-                self.next_step = Cut(len(books.events) - n_new, first_new)
+                self.stepping.next_step = books.here(n_new, n_products=entry.formula is not None)
             fresh = {books.first + i for i in range(first_new, len(books.blocks))}
             for key in [key for key, ref in reversed(books.live.items()) if ref.number in fresh][: len(fresh)]:
                 books.unread[key] = books.live.pop(key)

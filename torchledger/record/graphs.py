@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +14,7 @@ from torchledger import internals
 _CheckpointNode = internals.CheckpointFunctionNode
 _AccumulateGrad = internals.AccumulateGrad
 _DEPTH = 3
+_names: dict[type, tuple[str, ...]] = {}
 
 References: TypeAlias = tuple[int, int]
 """How many references a tensor has, and what it is a view of (0: it is none)."""
@@ -78,9 +79,13 @@ def _saved_by(node: Any) -> list[tuple[torch.Tensor, References]]:
     return found
 
 
-@functools.cache
-def _raw_names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+def _raw_names(kind: type) -> tuple[str, ...]:
+    found = _names.get(kind)
+    if found is None:
+        found = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+        if kind.__module__ == "builtins":  # those of custom functions may go
+            _names[kind] = found
+    return found
 
 
 def _collect(value: Any, found: list[tuple[torch.Tensor, References]], depth: int = 0) -> None:

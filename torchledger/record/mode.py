@@ -31,6 +31,7 @@ from torchledger.record.places import (
     OPTIMIZER,
     OUTSIDE_PHASE,
     Place,
+    Undecided,
     in_function_forward,
     in_generated_code,
 )
@@ -103,10 +104,6 @@ class Recorder(Regions, TorchDispatchMode):
         books = self.books
         return bool(books.products) or any(event >= 0 for event in books.events)
 
-    def forget_phase(self) -> None:
-        """A step begins: its first op says in which phase."""
-        self.phase = ""
-
     # The hot path
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,6 +134,8 @@ class Recorder(Regions, TorchDispatchMode):
                     if stack:
                         phase, module = FORWARD, stack[-1]
                         graph = _is_grad_enabled() or in_function_forward()
+                        if not graph:
+                            phase = place.without_grad
                     else:
                         phase, module, graph = self.locate_outside(place)
                 elif self.in_optimizer:
@@ -155,7 +154,7 @@ class Recorder(Regions, TorchDispatchMode):
                             ref = live.get(id(_storage_of(arg)))
                             if ref is None:
                                 self.meet(arg, phase)
-                            elif ref.parameter != -1 and phase is FORWARD:
+                            elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                 self.note_reader(ref.parameter, arg, entry, args, module)
                         elif t is list or t is tuple:
                             for item in arg:
@@ -163,7 +162,7 @@ class Recorder(Regions, TorchDispatchMode):
                                     ref = live.get(id(_storage_of(item)))
                                     if ref is None:
                                         self.meet(item, phase)
-                                    elif ref.parameter != -1 and phase is FORWARD:
+                                    elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                         self.note_reader(ref.parameter, item, entry, args, module)
             except Exception as error:
                 self.meet_odd(args, phase, error)

@@ -47,7 +47,8 @@ class Regions(Locating):
         if self.runs and not self.in_optimizer:
             phase, module, _ = self.locate_in_backward(place)
         elif place.stack:
-            phase, module, graph = FORWARD, place.stack[-1], torch.is_grad_enabled() or in_function_forward()
+            graph = torch.is_grad_enabled() or in_function_forward()
+            phase, module = FORWARD if graph else place.without_grad, place.stack[-1]
         else:
             phase, module, graph = self.locate_outside(place)
         self.enter_results(results, phase, module, COMPILED)
