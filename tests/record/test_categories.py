@@ -275,6 +275,17 @@ def test_what_a_step_is_the_first_to_touch_is_said() -> None:
     assert (row.op, row.shape, row.nbytes) == ("(before)", (8, 64), 2 * 2048)
 
 
+def test_a_second_step_that_repeats_the_first_still_says_what_it_met() -> None:
+    batches = [torch.randn(8, 64) for _ in range(3)]
+    with tl.Ledger() as ledger:
+        while batches:
+            batches.pop().square().sum()
+            ledger.step()
+    notes = [step.notes for step in ledger.report.steps]
+    assert notes[0] == ()
+    assert notes[1] == notes[2] != ()
+
+
 def test_what_turns_out_to_be_something_else_is_said() -> None:
     model = nn.Linear(64, 64, bias=False)
     with tl.Ledger(model) as ledger:

@@ -142,7 +142,7 @@ def test_what_is_made_inside(kind: str, files: Files) -> None:
         run()
     assert ledger.report.faults == ()
     memory = ledger.report.steps[0].memory["cpu"]
-    assert memory.end.total_bytes == (N if kind in OWN else 0)
+    assert memory.end.total_bytes == memory.end.other == (N if kind in OWN else 0)
     assert (memory.external_bytes > 0) == (kind not in OWN)
 
 
@@ -166,6 +166,22 @@ def test_memory_that_is_handed_on_counts_once(inside: bool) -> None:
         assert ledger.report.steps[0].memory["cpu"].end.total_bytes == 0
     assert ledger.report.faults == ()
     assert ledger.report.steps[0].memory["cpu"].external_bytes == 0
+
+
+def test_a_parameter_in_the_memory_of_another_tensor_does_not_end_it() -> None:
+    whole, x = torch.randn(256, 256), torch.randn(8, 256)
+    model = nn.Linear(256, 256, bias=False)
+    with tl.Ledger() as ledger:
+        whole.sum()
+        model.weight = nn.Parameter(torch.from_dlpack(whole))  # type: ignore[attr-defined]
+        model(x)
+        assert ledger.report.steps[0].memory["cpu"].end.total_bytes == N + BATCH
+        del model
+        assert ledger.report.steps[0].memory["cpu"].end.total_bytes == N + BATCH
+        del whole
+    memory = ledger.report.steps[0].memory["cpu"]
+    assert (memory.start.parameters, memory.end.total_bytes, memory.external_bytes) == (N, BATCH, 0)
+    assert ledger.report.flops.by_parameter["weight"].forward == 2 * 8 * 256 * 256
 
 
 def test_loaded_optimizer_state_is_state(tmp_path: Path) -> None:
