@@ -117,8 +117,9 @@ def references_of_graphs() -> References:
     """
     with internals.no_dispatch_modes(), internals.no_torch_functions(), torch.enable_grad():
         leaf = torch.ones(2, device="cpu", requires_grad=True)
-        node: Any = (leaf * torch.ones(2, device="cpu")).grad_fn
-        ((_, (alone, _)),) = _saved_by(node)
-        node = (leaf * torch.ones(2, 1, device="cpu").view(2)).grad_fn
-        ((_, (_, viewed)),) = _saved_by(node)
+        nodes: list[Any] = [
+            (leaf * torch.ones(2, device="cpu")).grad_fn,
+            (leaf * torch.ones(2, 1, device="cpu").view(2)).grad_fn,
+        ]
+        alone, viewed = (max((found[i] for _, found in _saved_by(node)), default=0) for i, node in enumerate(nodes))
     return alone, viewed
