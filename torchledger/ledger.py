@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,13 +21,17 @@ from torch.optim import Optimizer
 from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
+from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.read.kept import KeptSteps
 from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.record import readings
 from torchledger.record.arguments import alive, as_list, check_tokens
+from torchledger.record.auditing import Auditor
+from torchledger.record.blind import MEASURED, BlindSpots
 from torchledger.record.environment import describe_environment
+from torchledger.record.inside import note_low_precision
 from torchledger.record.readings import Readings
 from torchledger.record.recording import StepRecorder
 from torchledger.record.schedules import Schedule
@@ -54,6 +58,8 @@ class Ledger:
         schedule: Which steps to record (`torchledger.schedule`); all, if left out.
         keep: How many of the last steps' reports are kept, besides the one with the highest peak.
         stacks: Note the user's file and line of each allocation (slower).
+        audit: Run one step under the profiler's memory events too (the second that is recorded, or else the first), and
+            list what ops hold inside themselves on the CPU, which no dispatch shows: ``StepReport.audit``.
 
     Raises:
         UsageError: an argument is of the wrong kind.
@@ -76,6 +82,7 @@ class Ledger:
         schedule: Schedule | None = None,
         keep: int = 100,
         stacks: bool = False,
+        audit: bool = False,
     ) -> None:
         models = as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
         optimizers = as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
@@ -97,6 +104,9 @@ class Ledger:
             readings.cuda_statistics, readings.cublas_workspace_bytes
         )
         self._reader = StepReader()
+        self._growing: tuple[Growth, ...] | None = None
+        self._auditor = Auditor() if audit else None
+        self._blind = BlindSpots()
         self._recorder: StepRecorder | None = None
         self._simulated: Device | None = None
         self._active = False
@@ -229,6 +239,8 @@ class Ledger:
             running = with_peak_rows(running, journal)
             steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
             journals = {running.index: journal}
+        if self._auditor is not None:
+            steps, peak_step = self._auditor.annotate(steps, peak_step)
         return Report(
             steps=steps,
             n_steps=n_steps,
@@ -239,7 +251,15 @@ class Ledger:
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
             remainder=self._remainder,
             journals=journals,
+            growing=self._reader.growing() if self._growing is None else self._growing,
+            blind_spots=self._blind_spots(journals, steps),
         )
+
+    def _blind_spots(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
+        note_low_precision(journals.values(), self._blind)
+        audited = any(step.audited_peak is not None for step in steps)
+        lines = self._blind.lines(leave_out=MEASURED if audited else frozenset())
+        return (self._auditor.problem, *lines) if self._auditor is not None and self._auditor.problem else lines
 
     # Steps
 
@@ -253,8 +273,9 @@ class Ledger:
         self._began = time.perf_counter()
 
     def _start_recording(self) -> None:
-        self._reader = StepReader()
+        self._reader, self._growing = StepReader(), None
         recorder = StepRecorder(strict=self._strict, stacks=self._stacks)
+        recorder.blind = self._blind
         recorder.stepping = self._stepping
         self._stepping.attach(recorder.books, recorder.parameters)
         ledger = weakref.ref(self)
@@ -278,6 +299,8 @@ class Ledger:
         self._readings.begin(_cuda_devices())
         recorder.start()
         self._recorder = recorder
+        if self._auditor is not None:
+            self._auditor.begin(recorder)
 
     def _stop_recording(self) -> bool:
         """Stop; False if this is not the thread that recording was started on."""
@@ -287,6 +310,7 @@ class Ledger:
         if isinstance(self._readings, SimulatedReadings):
             self._readings.close()
         try:
+            recorder.end_audit()
             return recorder.stop()
         finally:
             recorder.books.close()
@@ -294,8 +318,15 @@ class Ledger:
 
     def _end_recorded_step(self, tokens: int | None, at: Cut | None = None, note: str = "") -> None:
         """Read the open step, to its end or to an earlier moment, and keep it."""
+        recorder = self._recorder
+        assert recorder is not None
+        audit = recorder.end_audit()
         journal, step = self._close(tokens, at)
         self._kept.add(replace(step, notes=(*step.notes, note)) if note else step, journal)
+        if self._auditor is not None:
+            if audit is not None:
+                self._auditor.read(audit, journal, step, at)
+            self._auditor.begin(recorder)
 
     def _close(self, tokens: int | None, at: Cut | None = None) -> tuple[Journal, StepReport]:
         recorder = self._recorder
@@ -339,6 +370,7 @@ class Ledger:
                 self._notes.append(note)
             self._index += 1
         else:
+            self._growing = self._reader.growing()
             _, self._remainder = self._close(None)
 
     def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from synthetic import gpt_flops, gpt_memory, gpt_report, make_flops, make_report, make_snapshot, utilized_report
-from torchledger.journal.statements import Allocation, MemoryStatement, StepReport
+from torchledger.journal.statements import Allocation, MemoryStatement, StepReport, UnrecordedTime
 from torchledger.render.beside import byte_rows, flop_rows, side_by_side
 from torchledger.render.page import report_sections
 from torchledger.render.text import render_text
@@ -88,13 +88,13 @@ def test_other_tables_add_up(report: Report, title: str, column: int) -> None:
 
 
 def test_mapped_bytes_have_a_line(report: Report) -> None:
-    assert "mapped files, and in no" not in render_text(report)
+    assert "lie in mapped files" not in render_text(report)
     step = report.peak_step
     assert step is not None
     memory = step.memory["cuda:0"]
     mapped = replace(memory, peak=replace(memory.peak, mapped_bytes=2048))
     page = render_text(make_report(replace(step, memory={**step.memory, "cuda:0": mapped})))
-    assert "2.00 KiB (2,048 bytes) of what is counted lie in mapped files" in " ".join(page.split())
+    assert "2.00 KiB (2,048 bytes) of it lie in mapped files" in " ".join(page.split())
 
 
 def test_the_page_says_what_it_must(report: Report) -> None:
@@ -202,15 +202,18 @@ def test_odd_names_stay_on_their_line() -> None:
 
 
 def test_nothing_and_zero() -> None:
-    assert "none was recorded" in render_text(Report())
+    assert "no step was recorded" in render_text(Report())
     for step in (
         StepReport(0, 0, 0.0, make_flops({}), {}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement()}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement(start=make_snapshot(), peak=make_snapshot())}),
     ):
         page = render_text(make_report(step))
-        assert "1 recorded" in page
-        assert "hardware total" in page
+        assert page.startswith("torchledger: nothing was recorded\n  why  no op of torch ran on this thread")
+        assert len(page.splitlines()) == 2
+        assert len(render_text(make_report(step), 80).splitlines()) == 3
+    left_out = make_report(unrecorded=UnrecordedTime(1, 0.5))
+    assert "the schedule left out all of the 1 step" in render_text(left_out)
 
 
 def test_a_thousand_modules() -> None:

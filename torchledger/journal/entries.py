@@ -29,13 +29,15 @@ EXTERNAL = 512
 """Not given by an allocator of torch's: a numpy array, a mapped file, another library's DLPack."""
 FROM_INPUTS = 1024
 """Made outside from nothing but inputs (a batch that a loader collates), or what one was made from: an input too."""
-MAPPED = 2048
+WORKSPACE = 2048
+"""Made and freed inside an op, for a reason that is known: no dispatch shows it."""
+MAPPED = 4096
 """In the mapping of a file."""
-UNSURE = 4096
+UNSURE = 8192
 """Nothing tells whether an allocator of torch's gave it; counted as if one did."""
-FROM_DATA = 8192
+FROM_DATA = 16384
 """Made outside, of nothing that the model made or holds: an input, if a forward reads others that were made so."""
-IN_GRAPH = 16384
+IN_GRAPH = 32768
 """Made by a backward that builds a graph; of what was there before, held by the graph of a forward that nothing saw."""
 HELD = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT
 """What is counted in its category wherever its bytes lie."""
@@ -176,12 +178,17 @@ class Batch(NamedTuple):
 class Mark(NamedTuple):
     """Something that happened before event number ``position`` of the step.
 
-    ``kind`` is ``phase`` (``value`` begins) or ``backward`` (an engine run begins).
+    ``kind`` is ``phase`` (``value`` begins), ``backward`` (an engine run begins) or `FORMULA` (``value``, the class of
+    an autograd node, begins; "": it has ended).
     """
 
     position: int
     kind: str
     value: str = ""
+
+
+FORMULA = "formula"
+"""The kind of the marks around formulas of autograd that a dispatch mode sends another way: see `read.formulas`."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import torch
 from torchledger import internals
 from torchledger.journal.entries import NO_GRAPH
 from torchledger.record.arrivals import COMPILED
+from torchledger.record.audit import Audit
 from torchledger.record.compiled import products_inside
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
@@ -21,6 +22,8 @@ _current_node = internals.current_autograd_node
 
 class Regions(Locating):
     """Notes the regions that run, the products in their kernels, and the storages that come out of them."""
+
+    audit: Audit | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +38,8 @@ class Regions(Locating):
         if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
             module = self.runs[-1].log.module_of(node._sequence_nr())
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
+        if self.audit is not None:
+            self.audit.compiled_graph_runs(module)
         for name in products_inside(graph):
             self.uncounted(name, module)
 

@@ -111,6 +111,8 @@ class Books:
         """What blocks that were made outside were made from, as far as no forward pass has read them."""
         self.origins = Origins()
         self._n_events_before = 0
+        self.lent: set[int] = set()
+        """Blocks that a gradient has the use of, and that are what they were: the batch's ids."""
         self.died = self._make_died()
 
     def _make_died(self) -> Callable[[Ref], None]:
@@ -270,7 +272,7 @@ class Books:
                 self._house(ref.number, module)
             number = ref.number
             known = roles.get(number, 0)
-            if not known & role:
+            if not known & role and number not in self.lent:
                 if known & EXTERNAL and role & HELD and self.origins.is_mapped(storage, self.moment()):
                     known |= MAPPED
                 roles[number] = known | role
