@@ -55,6 +55,22 @@ class Seeing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_functions_of_modes_are_not_called() -> None:
+    called = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        with internals.no_torch_functions():
+            torch.ones(2).sin()
+        assert called == []
+        torch.ones(2)
+    assert called
+
+
 def test_numbers_of_nodes_and_graph_tasks() -> None:
     x = torch.ones(2, requires_grad=True)
     before = internals.get_sequence_nr()

@@ -94,6 +94,8 @@ set_key_excluded: Final[Callable[[str, bool], None]] = _required("_C._dispatch_t
 """Dispatch past a key on this thread, or no longer."""
 no_dispatch_modes: Final[Callable[[], Any]] = _required("utils._python_dispatch._disable_current_modes")
 """A context without the dispatch modes of this thread."""
+no_torch_functions: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
+"""A context without torch-function modes and subclasses."""
 engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")
 """The function through which Python starts every backward; patched in its module while recording."""
 make_grads: Final[Any] = _optional("autograd._make_grads")

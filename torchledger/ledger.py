@@ -390,6 +390,7 @@ class Ledger:
             flops=reading.flops,
             memory=reading.memory,
             evidence=reading.evidence,
+            notes=reading.notes,
         ), reading.settled
 
     def _device_names(self) -> Iterable[str]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from synthetic import make_journal
 from torchledger.errors import ReportFileError
 from torchledger.journal.compact import decode_journal, encode_journal
-from torchledger.journal.entries import Journal
+from torchledger.journal.entries import LATE, READ_BY_FORWARD, Journal
 
 
 def test_what_is_written_is_read() -> None:
@@ -43,6 +43,24 @@ def test_a_storage_may_go_and_come_again() -> None:
     journal = make_journal()
     journal.events += [11, ~11]
     assert decode_journal(encode_journal(journal), "") == journal
+
+
+def test_what_was_there_before_may_go() -> None:
+    journal = Journal(
+        first=3,
+        carried={1: (8, "cpu", "forward", 0, "aten.mm", (2,), "float32", -1)},
+        blocks=[
+            (16, "cpu", "", 0, "(before)", (4,), "float32", -1),
+            (4, "cpu", "outside", 0, "aten.ones", (), "float32", -1),
+        ],
+        roles={3: LATE, 4: READ_BY_FORWARD},
+        events=[4, ~3, ~1, ~4],
+        modules=[""],
+    )
+    assert decode_journal(encode_journal(journal), "") == journal
+    journal.roles = {4: READ_BY_FORWARD}  # no longer met late: then it goes without having come
+    with pytest.raises(ReportFileError, match="block 3 goes before it came"):
+        decode_journal(encode_journal(journal), "")
 
 
 CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

@@ -343,7 +343,7 @@ def test_storage_patches_of_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
         x.untyped_storage().resize_(4000)
     assert seen == [4000]
     assert torch.UntypedStorage.__dict__["resize_"] is resize_
-    assert ledger.report.peak.total_bytes == 4000
+    assert ledger.report.peak.total_bytes == 4400  # old and new together while it is copied
     del x
 
 

@@ -87,6 +87,16 @@ def test_other_tables_add_up(report: Report, title: str, column: int) -> None:
     assert sum(number(row[column]) for row in rows[:cut]) == number(rows[-1][column])
 
 
+def test_mapped_bytes_have_a_line(report: Report) -> None:
+    assert "lie in mapped files" not in render_text(report)
+    step = report.peak_step
+    assert step is not None
+    memory = step.memory["cuda:0"]
+    mapped = replace(memory, peak=replace(memory.peak, mapped_bytes=2048))
+    page = render_text(make_report(replace(step, memory={**step.memory, "cuda:0": mapped})))
+    assert "2.00 KiB (2,048 bytes) of it lie in mapped files" in " ".join(page.split())
+
+
 def test_the_page_says_what_it_must(report: Report) -> None:
     page = " ".join(render_text(report).split())
     for said in (

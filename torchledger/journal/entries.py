@@ -26,14 +26,33 @@ LATE = 128
 WRITTEN = 256
 """Met late by an op that wrote into it outside of any forward pass (a metric, an EMA copy)."""
 EXTERNAL = 512
-"""Not given by an allocator: a numpy array, a mapped file, DLPack."""
+"""Not given by an allocator of torch's: a numpy array, a mapped file, another library's DLPack."""
 FROM_INPUTS = 1024
-"""Made outside from nothing but inputs (a batch that a loader collates): an input, even before a forward reads it."""
+"""Made outside from nothing but inputs (a batch that a loader collates), or what one was made from: an input too."""
 WORKSPACE = 2048
 """Made and freed inside an op, for a reason that is known: no dispatch shows it."""
+MAPPED = 4096
+"""In the mapping of a file."""
+UNSURE = 8192
+"""Nothing tells whether an allocator of torch's gave it; counted as if one did."""
+FROM_DATA = 16384
+"""Made outside, of nothing that the model made or holds: an input, if a forward reads others that were made so."""
+IN_GRAPH = 32768
+"""Made by a backward that builds a graph; of what was there before, held by the graph of a forward that nothing saw."""
+HELD = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT
+"""What is counted in its category wherever its bytes lie."""
 NOT_INPUTS = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT | AUTOCAST_COPY | WRITTEN
 SETTLED_SHIFT = 16
 """Bits from here up hold 1 + the index of the category that an earlier step settled on."""
+
+
+def is_external(role: int) -> bool:
+    """Whether a block of these roles is in no total: no allocator gave it, and the model does not hold it.
+
+    >>> is_external(EXTERNAL), is_external(EXTERNAL | PARAMETER)
+    (True, False)
+    """
+    return bool(role & EXTERNAL) and not role & HELD
 
 
 class Block(NamedTuple):

@@ -7,8 +7,10 @@ from bisect import bisect_right
 from torchledger.journal.entries import (
     AUTOCAST_COPY,
     BUFFER,
+    FROM_DATA,
     FROM_INPUTS,
     GRADIENT,
+    IN_GRAPH,
     LATE,
     NO_GRAPH,
     OPTIMIZER_STATE,
@@ -18,6 +20,7 @@ from torchledger.journal.entries import (
     WORKSPACE,
     WRITTEN,
     Journal,
+    Row,
 )
 from torchledger.journal.statements import CATEGORIES
 from torchledger.read.events import deaths, phase_spans
@@ -29,30 +32,37 @@ _WORKSPACE = INDEX["workspace"]
 _ACTIVATIONS, _TEMPORARIES, _OTHER = INDEX["activations"], INDEX["temporaries"], INDEX["other"]
 
 
+_Likeness = tuple[str, str, int]
+"""Op, dtype and number of dimensions of a block."""
+
+
 def settle(journal: Journal, events: list[int]) -> dict[int, int]:
     """The category of each block of a step, as an index into `CATEGORIES`.
 
     In this order: parameter, buffer, gradient, optimizer state that outlives its step, autocast copy; what an earlier
-    step settled; what was there before or came from outside and a forward read: input; made in a forward or a recompute
-    with a graph, and alive when the next backward begins or the recompute or the step ends: activation; gone in the
+    step settled; what was there before: activation if a graph holds it, else input; what came from outside and a
+    forward read, or is like what it read: input; made with a graph (in a forward, a recompute, or a backward that
+    builds one), and alive when the next backward begins or the recompute or the step ends: activation; gone in the
     step: temporary; else other.
     """
     died = deaths(events)
     roles = journal.roles
     boundaries = _boundaries(journal, len(events))
     end = len(events)
+    batches: set[_Likeness] | None = None
     settled: dict[int, int] = {}
     for number in journal.carried:
         role = roles.get(number, 0)
         before = (role >> SETTLED_SHIFT) - 1
         if before < 0 or before == _OTHER:
             # Made outside at the end of one step, read by the next.
-            before = _INPUTS if role & READ_BY_FORWARD and not role & WRITTEN else _OTHER
+            before = _INPUTS if role & (READ_BY_FORWARD | FROM_INPUTS) and not role & WRITTEN else _OTHER
         settled[number] = _by_role(role, outlives=True, default=before)
     for number, row in enumerate(journal.blocks, journal.first):
         role = roles.get(number, 0)
         if role & LATE:
-            settled[number] = _by_role(role, outlives=True, default=_OTHER if role & WRITTEN else _INPUTS)
+            default = _ACTIVATIONS if role & IN_GRAPH else _OTHER if role & WRITTEN else _INPUTS
+            settled[number] = _by_role(role, outlives=True, default=default)
             continue
         gone = died.get(number)
         if role:
@@ -63,7 +73,12 @@ def settle(journal: Journal, events: list[int]) -> dict[int, int]:
             if row[2] == "outside" and (role & READ_BY_FORWARD or (role & FROM_INPUTS and gone is None)):
                 settled[number] = _INPUTS
                 continue
-        if (row[2] == "forward" or row[2] == "recompute") and not role & NO_GRAPH:
+            if row[2] == "outside" and role & FROM_DATA and gone is None:
+                if batches is None:
+                    batches = _batches(journal)
+                settled[number] = _INPUTS if _likeness(row) in batches else _OTHER
+                continue
+        if role & IN_GRAPH or ((row[2] == "forward" or row[2] == "recompute") and not role & NO_GRAPH):
             if gone is None:
                 settled[number] = _ACTIVATIONS
                 continue
@@ -73,6 +88,22 @@ def settle(journal: Journal, events: list[int]) -> dict[int, int]:
         settled[number] = _OTHER if gone is None else _TEMPORARIES
     _decide_activations(events, boundaries, settled, end)
     return settled
+
+
+def _likeness(row: Row) -> _Likeness:
+    return row[4], row[6], len(row[5])
+
+
+def _batches(journal: Journal) -> set[_Likeness]:
+    """What the inputs are like that were made outside and that a forward has read: so is a batch stacked one ahead."""
+    rows = (*journal.carried.items(), *enumerate(journal.blocks, journal.first))
+    return {
+        _likeness(row)
+        for number, row in rows
+        if row[2] == "outside"
+        and (role := journal.roles.get(number, 0)) & (READ_BY_FORWARD | FROM_INPUTS)
+        and role & FROM_DATA
+    }
 
 
 def _decide_activations(events: list[int], boundaries: list[int], settled: dict[int, int], end: int) -> None:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from torchledger.journal.entries import EXTERNAL, LATE, Journal
+from torchledger.journal.entries import LATE, Journal, is_external
 from torchledger.read.categories import INDEX, settle
 from torchledger.read.events import births, deaths, phase_spans, repaired
 
@@ -60,7 +60,7 @@ def estimate_checkpointed(journal: Journal, device: str) -> CheckpointEstimate |
         if settled[number] == _ACTIVATIONS
         and journal.block(number).device == device
         and journal.block(number).phase == "forward"
-        and not journal.roles.get(number, 0) & EXTERNAL
+        and not is_external(journal.roles.get(number, 0))
     ]
     group = _find_group(journal, kept)
     if group is None:
@@ -127,7 +127,7 @@ def _peaks(journal: Journal, events: list[int], device: str, changes: dict[int, 
 
     def size(number: int) -> int:
         block = journal.block(number)
-        return 0 if block.device != device or journal.roles.get(number, 0) & EXTERNAL else block.nbytes
+        return 0 if block.device != device or is_external(journal.roles.get(number, 0)) else block.nbytes
 
     total = sum(size(n) for n in journal.numbers() if n < journal.first or journal.roles.get(n, 0) & LATE)
     before = after = total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from torchledger.journal.entries import EXTERNAL, DeviceReading, Journal
+from torchledger.journal.entries import DeviceReading, Journal, is_external
 from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement, StepReport
 from torchledger.read.categories import settle
 from torchledger.read.events import phase_spans, repaired
@@ -158,7 +158,7 @@ def _named(snapshot: MemorySnapshot, instant: _Instant, journal: Journal) -> Mem
 
 def _run(journal: Journal, settled: dict[int, int], events: list[int]) -> dict[str, _Run]:
     runs: dict[str, _Run] = defaultdict(_Run)
-    external = {number for number, role in journal.roles.items() if role & EXTERNAL}
+    external = {number for number, role in journal.roles.items() if is_external(role)}
     for number, row in there_before(journal):
         run = runs[row[1]]
         if number in external:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from torchledger.journal.entries import EXTERNAL, LATE, Journal, Row
+from torchledger.journal.entries import LATE, MAPPED, Journal, Row, is_external
 from torchledger.journal.statements import CATEGORIES, Allocation, MemorySnapshot
 from torchledger.read.events import births, deaths
 
@@ -19,8 +19,8 @@ _GRADIENTS, _STATE = CATEGORIES.index("gradients"), CATEGORIES.index("optimizer_
 PEAK_ROWS = 1000
 """How many rows the peak of a report has: all of most models, so that two peaks can be compared row by row."""
 
-_Key = tuple[int, str, int, str, tuple[int, ...], str, int, int]
-"""Category, phase, module, op, shape, dtype, site and bytes of equal blocks."""
+_Key = tuple[int, str, int, str, tuple[int, ...], str, int, int, bool]
+"""Category, phase, module, op, shape, dtype, site and bytes of equal blocks, and whether they lie in mapped files."""
 _Rows = dict[_Key, tuple[int, int]]
 """Bytes and number of the blocks of each key."""
 
@@ -37,21 +37,21 @@ class SnapshotReader:
         self._lasting: dict[str, _Lasting] = defaultdict(_Lasting)
         roles, first, blocks = journal.roles, journal.first, journal.blocks
         for number, row in there_before(journal):
-            if roles.get(number, 0) & EXTERNAL:
+            if is_external(roles.get(number, 0)):
                 continue
             nbytes, device, phase, module, op, shape, dtype, site = row
             category = settled[number]
-            key = (category, phase, module, op, shape, dtype, site, nbytes)
+            key = (category, phase, module, op, shape, dtype, site, nbytes, bool(roles.get(number, 0) & MAPPED))
             if number in went:
                 self._passing[device].append((-1, went[number], nbytes, category, module, key))
             else:
                 self._lasting[device].add(nbytes, category, module, key)
         for number, position in came.items():
-            if number in roles and roles[number] & EXTERNAL:
+            if is_external(roles.get(number, 0)):
                 continue
             nbytes, device, phase, module, op, shape, dtype, site = blocks[number - first]
             category = settled[number]
-            key = (category, phase, module, op, shape, dtype, site, nbytes)
+            key = (category, phase, module, op, shape, dtype, site, nbytes, bool(roles.get(number, 0) & MAPPED))
             self._passing[device].append((position, went.get(number, never), nbytes, category, module, key))
         self._cache: dict[tuple[str, int, int], MemorySnapshot] = {}
 
@@ -65,12 +65,14 @@ class SnapshotReader:
     def _read(self, device: str, position: int, n_rows: int) -> MemorySnapshot:
         lasting = self._lasting[device]
         categories, modules = list(lasting.categories), dict(lasting.modules)
-        elements, scalars = lasting.gradient_elements, lasting.optimizer_scalars
+        elements, scalars, mapped = lasting.gradient_elements, lasting.optimizer_scalars, lasting.mapped
         rows: _Rows = {}
         for came, went, nbytes, category, module, key in self._passing[device]:
             if came < position <= went:
                 categories[category] += nbytes
                 modules[module] = modules.get(module, 0) + nbytes
+                if key[8]:
+                    mapped += nbytes
                 if category == _GRADIENTS:
                     elements += _elements(nbytes, key[5])
                 elif category == _STATE and key[4] == ():
@@ -92,11 +94,12 @@ class SnapshotReader:
             by_module=dict(sorted(by_path.items())),
             gradient_elements=elements,
             optimizer_scalars=scalars,
+            mapped_bytes=mapped,
             largest=tuple(self._allocation(*row) for row in lasting.largest_with(rows, n_rows)),
         )
 
     def _allocation(self, key: _Key, nbytes: int, n_blocks: int) -> Allocation:
-        category, phase, module, op, shape, dtype, site, _ = key
+        category, phase, module, op, shape, dtype, site, _, _ = key
         journal = self._journal
         return Allocation(
             nbytes=nbytes,
@@ -119,12 +122,15 @@ class _Lasting:
         self.modules: dict[int, int] = {}
         self.gradient_elements = 0
         self.optimizer_scalars = 0
+        self.mapped = 0
         self._rows: _Rows = {}
         self._largest: list[tuple[_Key, int, int]] | None = None
 
     def add(self, nbytes: int, category: int, module: int, key: _Key) -> None:
         self.categories[category] += nbytes
         self.modules[module] = self.modules.get(module, 0) + nbytes
+        if key[8]:
+            self.mapped += nbytes
         if category == _GRADIENTS:
             self.gradient_elements += _elements(nbytes, key[5])
         elif category == _STATE and key[4] == ():

@@ -14,6 +14,7 @@ from torchledger.read.events import repaired
 from torchledger.read.evidence import gather_evidence
 from torchledger.read.flops import flop_statement
 from torchledger.read.growth import GrowthReader
+from torchledger.read.meetings import meeting_notes
 from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
 Allocators = Callable[[Dispatched], dict[str, DeviceReading]]
@@ -28,6 +29,8 @@ class StepReading:
     evidence: StepEvidence
     memory: dict[str, MemoryStatement]
     settled: dict[int, int]
+    notes: tuple[str, ...]
+    """Where the start is not the end of the step before."""
     plain: dict[str, MemoryStatement]
     """``memory`` before what the allocators counted."""
     dispatched: Dispatched
@@ -97,7 +100,8 @@ class StepReader:
         settled = dict(zip(journal.numbers(), self._categories, strict=True))
         flops = before.flops if same else flop_statement(journal)
         evidence = before.evidence if same_evidence else gather_evidence(journal, settled)
-        reading = StepReading(flops, evidence, before.plain, settled, before.plain, before.dispatched)
+        notes = before.notes if self._last.first else meeting_notes(journal, settled)  # the first step has none
+        reading = StepReading(flops, evidence, before.plain, settled, notes, before.plain, before.dispatched)
         return _ask(journal, reading, allocators)
 
 
@@ -108,7 +112,9 @@ def read_journal(journal: Journal, allocators: Allocators | None = None) -> Step
     plain = memory_statements(as_alone, settled, as_alone.events)
     dispatched = dispatched_bytes(journal, settled) if allocators else {}
     evidence = gather_evidence(journal, settled)
-    return _ask(journal, StepReading(flop_statement(journal), evidence, plain, settled, plain, dispatched), allocators)
+    notes = meeting_notes(journal, settled)
+    reading = StepReading(flop_statement(journal), evidence, plain, settled, notes, plain, dispatched)
+    return _ask(journal, reading, allocators)
 
 
 def _ask(journal: Journal, reading: StepReading, allocators: Allocators | None) -> StepReading:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchledger.journal.entries import EXTERNAL, LATE, Journal
+from torchledger.journal.entries import LATE, Journal, is_external
 from torchledger.journal.statements import CATEGORIES, TimelinePoint
 from torchledger.read.categories import settle
 from torchledger.read.events import phase_spans, repaired
@@ -22,7 +22,7 @@ def timeline(journal: Journal, device: str) -> Iterator[TimelinePoint]:
     held = dict.fromkeys(CATEGORIES, 0)
     for number, row in rows.items():
         role = journal.roles.get(number, 0)
-        if row[1] == device and not role & EXTERNAL and (number < journal.first or role & LATE):
+        if row[1] == device and not is_external(role) and (number < journal.first or role & LATE):
             held[CATEGORIES[settled[number]]] += row[0]
     spans = [*phase_spans(journal), (len(events) + 1, "")]
     total, span, phase = sum(held.values()), 0, ""
@@ -32,7 +32,7 @@ def timeline(journal: Journal, device: str) -> Iterator[TimelinePoint]:
             phase, span = spans[span][1], span + 1
         number = event if event >= 0 else ~event
         row = rows[number]
-        if row[1] != device or journal.roles.get(number, 0) & EXTERNAL:
+        if row[1] != device or is_external(journal.roles.get(number, 0)):
             continue
         nbytes = row[0] if event >= 0 else -row[0]
         total += nbytes

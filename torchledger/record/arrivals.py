@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.multiprocessing.reductions
 
 from torchledger import internals
 from torchledger.journal.entries import (
-    EXTERNAL,
+    FROM_DATA,
     FROM_INPUTS,
     GRADIENT,
+    IN_GRAPH,
     LATE,
     NO_GRAPH,
     NOT_INPUTS,
     READ_BY_FORWARD,
 )
 from torchledger.record.entries import Entry
+from torchledger.record.graphs import is_grown, is_younger, saved_below
 from torchledger.record.names import OUTSIDE
-from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, compiled_region
+from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, in_generated_code
 from torchledger.record.storages import NO_PARAMETER, Made, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
-"""The op of storages that come out of a compiled region."""
+"""The op of storages that a compiled region made."""
+UNSEEN = "(unseen)"
+"""The op of storages that something made since the ledger began, and no op that it saw."""
 _NOT_READING = (BACKWARD, OPTIMIZER, OUTSIDE_PHASE)
 """Phases in which what is met is no batch."""
 _AccumulateGrad = internals.AccumulateGrad
 _Tensor = torch.Tensor
+_get_ident = threading.get_ident
 _storage_of = torch.Tensor.untyped_storage
+_reductions_file = torch.multiprocessing.reductions.__file__
 
 
 class Arrivals(Watching):
@@ -37,13 +46,49 @@ class Arrivals(Watching):
 
     stacks = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled_code_ran = False
+        self.in_compiled_code = 0
+        """How many regions of generated code run, one in another."""
+        self.seen_nodes: set[int] = set()
+        """The numbers of the nodes whose saved tensors were entered."""
+
     def meet(self, tensor: torch.Tensor, phase: str) -> None:
         """An argument whose storage is not among the live ones."""
-        made = None
-        if self.dynamo_is_about and (not tensor.is_leaf or (phase is BACKWARD and compiled_region(sys._getframe(2)))):
-            # The buffers of a compiled region are never dispatched: its results are made now.
-            made = (phase, self.place.stack[-1] if self.place.stack else OUTSIDE, COMPILED)
-        self.books.meet(tensor, read_by_forward=phase not in _NOT_READING, made=made)
+        module = self.place.stack[-1] if self.place.stack else OUTSIDE
+        made: Made | None = None
+        grown = False
+        if self.compiled_code_ran and (self.in_compiled_code or in_generated_code(sys._getframe(2))):
+            # The buffers of a compiled region are never dispatched, and what it is given was met when it began.
+            made = (phase, module, COMPILED)
+        elif is_grown(tensor) and id(_storage_of(tensor)) not in self.books.unread:
+            grown = True
+            if _get_ident() == self.place.thread:  # each thread numbers its nodes by itself
+                if is_younger(tensor, self.place.first_number):
+                    made = (phase, module, UNSEEN)
+                else:
+                    self.enter_graph(tensor)
+        self.books.meet(tensor, read_by_forward=phase not in _NOT_READING, in_graph=grown, made=made)
+
+    def enter_graph(self, root: torch.Tensor) -> None:
+        """Enter what a graph holds that was made before the ledger began."""
+        try:
+            for tensor, is_own in saved_below(root.grad_fn, self.place.first_number, self.seen_nodes):
+                for part in plain_parts(tensor):
+                    self.books.meet(part, read_by_forward=not is_own, in_graph=is_own)
+        except Exception as error:
+            self.fault("what an older graph holds could not be entered", error)
+
+    def meet_roots(self, roots: Any) -> None:
+        """A backward begins at these tensors, which a forward may have made before the ledger began."""
+        if _get_ident() != self.place.thread:
+            return
+        for root in roots if isinstance(roots, tuple | list) else (roots,):
+            node = getattr(root, "grad_fn", None)
+            if node is not None and node._sequence_nr() < self.place.first_number:
+                self.enter_graph(root)
+                self.books.meet(root, in_graph=is_grown(root))
 
     def meet_odd(self, args: Any, phase: str, error: Exception) -> None:
         """The same for arguments of all kinds (sparse, nested, wrapped), after plain ones failed with that error."""
@@ -65,16 +110,29 @@ class Arrivals(Watching):
         books = self.books
         target = args[0]
         for tensor in target if isinstance(target, list | tuple) else (target,):
+            key = 0
             try:
-                if id(_storage_of(tensor)) in books.live:
+                key = id(_storage_of(tensor))
+                if key in books.live:
                     continue
             except (RuntimeError, NotImplementedError, TypeError):
                 pass
             inside = bool(self.place.stack)
             try:
+                if (ref := books.unread.get(key)) is not None:
+                    self._note_filled(ref.number, args[1:])
                 books.meet(tensor, read_by_forward=inside, written=not inside and not self.runs)
             except Exception as error:
                 self.fault("what an op writes into could not be entered", error)
+
+    def _note_filled(self, number: int, args: Any) -> None:
+        """What was made outside is filled from these arguments: if the model made one of them, it is no batch."""
+        books = self.books
+        found, sources = self.provenance(args)
+        if not found & FROM_DATA:
+            books.roles[number] = books.roles.get(number, 0) & ~(FROM_DATA | FROM_INPUTS)
+        elif sources:
+            books.sources[number] = tuple({*books.sources.get(number, ()), *sources})
 
     def meet_outputs(self, kwargs: dict[str, Any], phase: str, made: Made | None) -> None:
         """What an op is handed to put its results in: ``made`` now, unseen, or there before."""
@@ -154,11 +212,19 @@ class Arrivals(Watching):
             role |= GRADIENT
         if not graph:
             role |= NO_GRAPH
-        if phase is OUTSIDE_PHASE and (entry.name == "aten.set_" or self.are_inputs(args)):
-            role |= FROM_INPUTS
+        elif phase is BACKWARD and self.runs and self.runs[-1].create_graph and torch.is_grad_enabled():
+            role |= IN_GRAPH
+        sources: tuple[int, ...] = ()
+        if phase is OUTSIDE_PHASE and entry.name == "aten.set_":
+            role |= FROM_INPUTS if is_from_another_process(sys._getframe(2)) else 0
+        elif phase is OUTSIDE_PHASE:
+            found, sources = self.provenance(args if entry.reads else ())
+            role |= found
         if role:
             for number in range(books.first + first_new, books.first + len(books.blocks)):
                 books.roles[number] = books.roles.get(number, 0) | role
+                if sources:
+                    books.sources[number] = sources
         if phase is OUTSIDE_PHASE:
             if self.stepping.waiting and self.stepping.next_step is None:
                 n_new = len(books.blocks) - first_new
@@ -177,28 +243,43 @@ class Arrivals(Watching):
         What a data loader's worker shares comes by way of `set_`, and is torch's own.
         """
         books = self.books
-        if op == "aten.set_" and isinstance(out, _Tensor) and _storage_of(out).is_shared():
+        if op == "aten.set_" and is_from_another_process(sys._getframe(2)):
             return
         for part in plain_parts(out):
             storage = _storage_of(part)
             ref = books.live.get(id(storage)) or books.unread.get(id(storage))
             if ref is not None and ref.number >= books.first + first_new and not storage.resizable():
-                books.roles[ref.number] = books.roles.get(ref.number, 0) | EXTERNAL
+                origin = books.origins.origin_of(storage, books.moment())
+                if origin.borrowed and (lender := books.lender_of(storage)) is not None:
+                    books.withdraw(storage, ref.number, lender.number)
+                elif origin.role:
+                    books.roles[ref.number] = books.roles.get(ref.number, 0) | origin.role
 
-    def are_inputs(self, args: Any) -> bool:
-        """Whether there are tensors among the arguments, and all of them are inputs."""
+    def provenance(self, args: Any) -> tuple[int, tuple[int, ...]]:
+        """What is made outside of these arguments, and the blocks among them that no forward has read.
+
+        `FROM_DATA` if the model made and holds none of them, with `FROM_INPUTS` if there are some and all are inputs.
+        """
         books = self.books
+        roles = books.roles
+        sources: list[int] = []
+        known = FROM_INPUTS | FROM_DATA
         found = False
         for arg in args:
             for tensor in arg if isinstance(arg, list | tuple) else (arg,):
                 for part in plain_parts(tensor):
                     found = True
                     key = id(_storage_of(part))
-                    ref = books.live.get(key) or books.unread.get(key)
-                    role = 0 if ref is None else books.roles.get(ref.number, 0)
-                    if role & NOT_INPUTS or not role & (LATE | FROM_INPUTS | READ_BY_FORWARD):
-                        return False
-        return found
+                    ref = books.live.get(key)
+                    if ref is None and (ref := books.unread.get(key)) is not None:
+                        sources.append(ref.number)
+                    role = 0 if ref is None else roles.get(ref.number, 0)
+                    is_input = role & (LATE | FROM_INPUTS | READ_BY_FORWARD) and not role & IN_GRAPH
+                    if role & NOT_INPUTS or not (is_input or role & FROM_DATA):
+                        return 0, ()
+                    if not is_input:
+                        known = FROM_DATA
+        return known if found else FROM_DATA, tuple(sources)
 
     def site(self) -> int:
         """The user's file and line that led to this op."""
@@ -210,6 +291,17 @@ class Arrivals(Watching):
         if text not in sites:
             sites.append(text)
         return sites.index(text)
+
+
+def is_from_another_process(frame: FrameType | None) -> bool:
+    """Whether what another process shares, such as a data loader's worker, is made into a tensor some frames up."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == _reductions_file:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_odd(value: Any) -> bool:

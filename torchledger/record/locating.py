@@ -112,6 +112,7 @@ class Locating(Arrivals):
         grew, place.seen_number = number != place.seen_number, number
         caller = sys._getframe(1).f_back  # none where TorchScript runs an op on a thread of its own
         if caller is not None and caller.f_code is _make_grads_code:
+            self.first_seed = self.books.first + len(self.books.blocks)
             return BACKWARD, OUTSIDE, True
         if not _is_grad_enabled():
             return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)

@@ -6,7 +6,7 @@ A custom function or a compiled graph is one node. Its backward runs last what t
 from __future__ import annotations
 
 from torchledger.record.parameters import ParameterBooks
-from torchledger.record.places import NodeLog, Used
+from torchledger.record.places import NodeOwners, Used
 from torchledger.record.storages import Books
 
 _GRADIENTS = 2
@@ -20,7 +20,7 @@ def match_product(
     sizes: tuple[int, ...],
     books: Books,
     parameters: ParameterBooks,
-    log: NodeLog,
+    log: NodeOwners,
 ) -> Used:
     """The forward product: of the parameter ``found`` among the operands, or that fits the sizes of this one.
 

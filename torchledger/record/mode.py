@@ -22,18 +22,17 @@ from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.journal.calls import Call
 from torchledger.read.formulas import DATA_DEPENDENT
+from torchledger.record import patches
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.audit import Audit
-from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.deciding import Deciding
 from torchledger.record.decompositions import Decompositions
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.graphs import references_of_graphs
 from torchledger.record.inside import count_allocating
 from torchledger.record.leaving import leave_mode, restore_flags
-from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
-from torchledger.record.packages import products_in_shims
 from torchledger.record.places import (
     BACKWARD,
     FORWARD,
@@ -41,10 +40,11 @@ from torchledger.record.places import (
     OUTSIDE_PHASE,
     Place,
     Undecided,
-    compiled_region,
     in_function_forward,
+    in_generated_code,
 )
 from torchledger.record.products import post_product
+from torchledger.record.regions import Regions
 from torchledger.record.sharing import Sharing
 from torchledger.record.storages import Ref
 from torchledger.record.sums import Sums
@@ -64,7 +64,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _OutOfMemoryError = torch.OutOfMemoryError
 
 
-class Recorder(Locating, TorchDispatchMode):
+class Recorder(Regions, TorchDispatchMode):
     """Writes what happens on the thread that it was started on (and on the engine's threads) into its books."""
 
     supports_higher_order_operators = True
@@ -79,7 +79,6 @@ class Recorder(Locating, TorchDispatchMode):
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.deciding = Deciding(self.books)
         self.sharing = Sharing(self.books, self.fault)
-        self.compiled_regions: set[tuple[str, int]] = set()
         self.decompositions = Decompositions(self.books)
         self.allocating: dict[str, int] = {}
         """Calls of the ops that allocate inside themselves."""
@@ -101,6 +100,7 @@ class Recorder(Locating, TorchDispatchMode):
         """Begin to record on this thread."""
         self.sums.references_in_linear = _references_in_linear()
         self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
+        references_of_graphs()
         self.begin_watching()
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -282,7 +282,8 @@ class Recorder(Locating, TorchDispatchMode):
             return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
-            made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
+            # A compiled region on a thread of the engine's is not told of.
+            made = (BACKWARD, OUTSIDE, COMPILED) if self.compiled_code_ran else None
             self.enter_gradient(out, made)  # not the indices of a sparse one, which are cloned next
         return out
 
@@ -321,6 +322,7 @@ class Recorder(Locating, TorchDispatchMode):
             self.entries.clear()
             self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        self.dynamo_is_about = self.dynamo_is_about or patches.attach_to_dynamo()
         self.watch_inside(self.keep_trace_out(entry) if func is torch.ops.aten.convolution.default else entry)
         return entry
 
@@ -359,7 +361,8 @@ class Recorder(Locating, TorchDispatchMode):
     def run_resizing(self, entry: Entry, args: Any, kwargs: dict[str, Any], phase: str, module: int) -> Any:
         """Ops that may change the size of a storage that is there."""
         # What a compiled region writes into is a buffer of its own, made there.
-        made = (phase, module, COMPILED) if self.dynamo_is_about and compiled_region(sys._getframe(1).f_back) else None
+        is_compiled = self.compiled_code_ran and (self.in_compiled_code or in_generated_code(sys._getframe(1).f_back))
+        made = (phase, module, COMPILED) if is_compiled else None
         self.meet_outputs(kwargs, phase, made)
         out = entry.call(*args, **kwargs)
         self.note_sizes((*args, *kwargs.values()), phase, module)
@@ -371,35 +374,6 @@ class Recorder(Locating, TorchDispatchMode):
             with self:
                 return run_container(entry.op, args, kwargs)
         return entry.op(*args, **kwargs)
-
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
-        """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
-        module = self.module_at(place)
-        self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
-        if self.audit is not None:
-            self.audit.compiled_graph_runs(module)
-        self.products_ran((*products_inside(graph), *products_in_shims(graph)), place)
-
-    def products_ran(self, products: Iterable[str], place: Place) -> None:
-        """Products ran in kernels that no dispatch shows: they are named."""
-        module = self.module_at(place)
-        for name in products:
-            self.uncounted(name, module)
-
-    def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
-        """A package has run: its buffers are unknown like a compiled region's, and its results are made now."""
-        self.note_unseen(f"package {name}")
-        module = self.module_at(place)
-        self.compiled_regions.add((name, module))
-        phase = self.phase or (FORWARD if place.stack else OUTSIDE_PHASE)
-        for tensor in results:
-            self.books.meet(tensor, made=(phase, module, name))
-
-    def module_at(self, place: Place) -> int:
-        """The module that runs on a thread, or whose backward does."""
-        if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
-            return self.runs[-1].log.module_of(node._sequence_nr())
-        return place.stack[-1] if place.stack else OUTSIDE
 
     def uncounted(self, name: str, module: int) -> None:
         """An op of unknown cost."""

@@ -43,7 +43,7 @@ class Watcher(Protocol):
     def leave_module(self) -> None:
         """It has run, or raised."""
 
-    def begin_backward(self, create_graph: bool) -> None:
+    def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
 
     def end_backward(self) -> None:
@@ -58,7 +58,7 @@ class Watcher(Protocol):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
 
-    def compiled_graph_runs(self, graph: Any) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any) -> None:
         """Code that Inductor generated is about to run."""
 
     def begin_script(self) -> None:
@@ -75,6 +75,9 @@ class Watcher(Protocol):
 
     def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
         """It has run, and gives these."""
+
+    def compiled_graph_ends(self, results: Any) -> None:
+        """It has run, or raised."""
 
 
 autograd: Any = torch.autograd
@@ -243,6 +246,7 @@ class _Compiling:
 
     def _end(self, _: Any) -> None:
         self._depth -= 1
+        _patch_inductor()  # which the first compilation imports
         if self._depth <= 0 and nn.Module.__call__ is self._original:
             nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
 
@@ -293,9 +297,18 @@ def _patch_inductor() -> None:
     original = graphs.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers_here():
-            watcher.compiled_graph_runs(self)
-        return original(self, *args, **kwargs)
+        watchers = _watchers_here()
+        results: Any = None
+        begun = 0
+        try:
+            for watcher in watchers:
+                begun += 1
+                watcher.compiled_graph_begins(self, args)
+            results = original(self, *args, **kwargs)
+            return results
+        finally:
+            for watcher in watchers[:begun]:
+                watcher.compiled_graph_ends(results)
 
     call.torchledger = True  # type: ignore[attr-defined]
     _replace(graphs, "__call__", call)
@@ -322,7 +335,7 @@ def _patch_backward() -> None:
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
         for watcher in watchers:
-            watcher.begin_backward(create_graph)
+            watcher.begin_backward(t_outputs, create_graph)
         try:
             return original(t_outputs, *args, **kwargs)
         finally:

@@ -50,6 +50,14 @@ class NodeOwners(Protocol):
     def products_of(self, node_number: int) -> tuple[Used, ...]:
         """The products that a node's forward ran."""
 
+    @property
+    def signatures(self) -> dict[int, Signature]:
+        """Of products in custom functions, by product: what a second run of the same would look like."""
+
+    @property
+    def signatures_before(self) -> dict[int, Signature]:
+        """The same of the step before."""
+
 
 class NodeLog:
     """Which module made which autograd nodes of one thread.
@@ -158,6 +166,9 @@ class Listener(Protocol):
     def end_run(self, *, is_backward: bool) -> None:
         """It ends."""
 
+    def meet_roots(self, roots: Any) -> None:
+        """The tensors that a backward begins at."""
+
     def optimizer_arrives(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step, before its run has begun."""
 
@@ -170,7 +181,7 @@ class Listener(Protocol):
     def storage_resized(self, storage: torch.UntypedStorage, place: Place) -> None:
         """A storage has a new size."""
 
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Generated code is about to run."""
 
     def products_ran(self, products: Iterable[str], place: Place) -> None:
@@ -178,6 +189,9 @@ class Listener(Protocol):
 
     def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
         """They gave these tensors."""
+
+    def compiled_graph_ends(self, results: Any, place: Place) -> None:
+        """It has run, or raised."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""
@@ -187,8 +201,17 @@ class Place:
     """One thread, as one ledger sees it."""
 
     __slots__ = (
-        "log", "numbers", "recorder", "scripts", "seen_number", "stack", "thread", "without_grad", "without_grad_depth",
-    )  # fmt: skip
+        "first_number",
+        "log",
+        "numbers",
+        "recorder",
+        "scripts",
+        "seen_number",
+        "stack",
+        "thread",
+        "without_grad",
+        "without_grad_depth",
+    )
 
     def __init__(self, recorder: Listener, thread: int) -> None:
         self.recorder = recorder
@@ -201,7 +224,9 @@ class Place:
         self.without_grad_depth = 0
         """How deep the stack was, with the outermost module that runs so; 0 if none does."""
         self.log = NodeLog()
-        self.log.note(_get_sequence_nr(), OUTSIDE)
+        self.first_number = _get_sequence_nr()
+        """Nodes with a lower number were made before."""
+        self.log.note(self.first_number, OUTSIDE)
         self.numbers = recorder.names.module_numbers
         self.seen_number = _get_sequence_nr()
 
@@ -249,9 +274,13 @@ class Place:
         if not stack:
             self.seen_number = number
 
-    def begin_backward(self, create_graph: bool) -> None:
+    def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
         self.recorder.begin_run(Run(True, create_graph, self))
+        try:
+            self.recorder.meet_roots(roots)
+        except Exception as error:
+            self.recorder.fault("what a backward begins at could not be entered", error)
 
     def end_backward(self) -> None:
         """It has run, or raised."""
@@ -309,14 +338,21 @@ class Place:
         except Exception as error:
             self.recorder.fault("the results of a package could not be entered", error)
 
-    def compiled_graph_runs(self, graph: Any) -> None:
+    def compiled_graph_begins(self, graph: Any, arguments: Any) -> None:
         """Code that Inductor generated is about to run."""
         try:
-            self.recorder.compiled_graph_runs(graph, self)
+            self.recorder.compiled_graph_begins(graph, arguments, self)
         except UncountedOpError:
             raise
         except Exception as error:
             self.recorder.fault("compiled code could not be looked at", error)
+
+    def compiled_graph_ends(self, results: Any) -> None:
+        """It has run, or raised (then there are no results)."""
+        try:
+            self.recorder.compiled_graph_ends(results, self)
+        except Exception as error:
+            self.recorder.fault("what compiled code made could not be entered", error)
 
 
 def in_function_forward() -> bool:
@@ -342,10 +378,27 @@ def compiled_region(frame: FrameType | None) -> str:
         if frame is None:
             return ""
         file = frame.f_code.co_filename
-        if file.startswith("<eval_with_key>") or "torchinductor" in file:
+        if "torchinductor" in file or (file.startswith("<eval_with_key>") and _is_compilers(frame)):
             return file
         frame = frame.f_back
     return ""
+
+
+def _is_compilers(frame: FrameType) -> bool:
+    """Whether a compiler runs a graph, and not the program, which traced it itself."""
+    above = frame.f_back
+    for _ in range(12):
+        if above is None:
+            return False
+        if above.f_globals.get("__name__", "").startswith(("torch._dynamo.", "torch._functorch.")):
+            return True
+        above = above.f_back
+    return False
+
+
+def in_generated_code(frame: FrameType | None) -> bool:
+    """Whether code that Inductor generated called an op, some frames up."""
+    return "torchinductor" in compiled_region(frame)
 
 
 def is_running(frame: int) -> bool:

@@ -13,7 +13,11 @@ import torch
 
 from torchledger.journal.entries import (
     EXTERNAL,
+    FROM_INPUTS,
+    HELD,
+    IN_GRAPH,
     LATE,
+    MAPPED,
     NO_SEGMENT,
     PARAMETER,
     READ_BY_FORWARD,
@@ -25,7 +29,10 @@ from torchledger.journal.entries import (
     Reader,
     Row,
 )
+from torchledger.record.origins import OWN, Origins
 
+BEFORE = "(before)"
+"""The op of storages that were there before an op read them, and are nothing else that is known."""
 NO_PARAMETER = -1
 SEVERAL_PARAMETERS = -2
 storage_of = torch.Tensor.untyped_storage
@@ -100,6 +107,10 @@ class Books:
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
+        self.sources: dict[int, tuple[int, ...]] = {}
+        """What blocks that were made outside were made from, as far as no forward pass has read them."""
+        self.origins = Origins()
+        self._n_events_before = 0
         self.lent: set[int] = set()
         """Blocks that a gradient has the use of, and that are what they were: the batch's ids."""
         self.died = self._make_died()
@@ -122,7 +133,10 @@ class Books:
     # Meeting storages
 
     def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, row: Row, *, came: bool) -> Ref:
-        """Open a block for a storage: ``came`` now, or there before."""
+        """Open a block for a storage: ``came`` now, or there before, then perhaps in the memory of a known one."""
+        origin = OWN if came or storage.resizable() else self.origins.origin_of(storage, self.moment())
+        if origin.borrowed and (lender := self.lender_of(storage)) is not None:
+            return self._borrow(storage, lender.number)
         ref = Ref(storage, self.died)
         ref.key = id(storage)
         ref.number = number = self.first + len(self.blocks)
@@ -131,9 +145,45 @@ class Books:
         if came:
             self.events.append(number)
         else:
-            self.roles[number] = LATE
-            if not storage.resizable():
-                self.roles[number] |= EXTERNAL
+            self.roles[number] = LATE | origin.role
+        return ref
+
+    def moment(self) -> int:
+        """How many events there have been, over all steps."""
+        return self._n_events_before + len(self.events)
+
+    def lender_of(self, storage: torch.UntypedStorage) -> Ref | None:
+        """The known storage in whose memory another one lies (a part of it, or what DLPack handed back)."""
+        address = storage.data_ptr()
+        for ref in [*self.live.values(), *self.unread.values()]:
+            other = ref()
+            if other is None or other is storage or other.device.type != "cpu":
+                continue
+            try:
+                start = other.data_ptr()
+            except RuntimeError:  # it has no data
+                continue
+            if start <= address < start + other.nbytes():
+                return ref
+        return None
+
+    def withdraw(self, storage: torch.UntypedStorage, number: int, lender: int) -> None:
+        """The block that came last is none: its storage lies in the memory of another."""
+        if self.events and self.events[-1] == number == self.first + len(self.blocks) - 1:
+            self.unread.pop(id(storage), None)
+            self.live.pop(id(storage), None)
+            self.events.pop()
+            self.blocks.pop()
+            self.roles.pop(number, None)
+            self.sources.pop(number, None)
+            self._borrow(storage, lender)
+
+    def _borrow(self, storage: torch.UntypedStorage, number: int) -> Ref:
+        """Know a storage by the block whose memory it lies in; what it lies in lives as long as it does."""
+        pop = self.live.pop
+        ref = Ref(storage, lambda gone: pop(gone.key, None))
+        ref.key, ref.number = id(storage), number
+        self.live[ref.key] = ref
         return ref
 
     def row(
@@ -151,22 +201,59 @@ class Books:
             site,
         )
 
+    def row_before(self, tensor: torch.Tensor, storage: torch.UntypedStorage, module: int = 0, op: str = "") -> Row:
+        """The row of a storage that was there before: its own shape, where the tensor is a view of a part."""
+        row = self.row(tensor, storage, "", module, op)
+        base = tensor._base if tensor._is_view() else None
+        if base is not None and tensor.numel() * tensor.itemsize != row[0]:
+            shape = shape_of(base)
+            if base.numel() * base.itemsize != row[0]:
+                shape = (row[0] // tensor.itemsize,)
+            return (*row[:5], shape, self.dtype_name(base.dtype), row[7])
+        return row
+
     def meet(
-        self, tensor: torch.Tensor, *, read_by_forward: bool = False, written: bool = False, made: Made | None = None
+        self,
+        tensor: torch.Tensor,
+        *,
+        read_by_forward: bool = False,
+        written: bool = False,
+        in_graph: bool = False,
+        made: Made | None = None,
     ) -> None:
-        """Enter the storages of an argument that is not among the live ones: ``made`` now, unseen, or there before."""
+        """Enter the storages of an argument that is not among the live ones: ``made`` now, unseen, or there before.
+
+        Args:
+            tensor: The argument.
+            read_by_forward: Whether a forward pass reads it.
+            written: Whether an op outside of any forward pass writes into it.
+            in_graph: Whether the graph of a forward that nothing saw holds it.
+            made: Phase, module and op, if it was made now.
+        """
         for part in plain_parts(tensor):
             storage = storage_of(part)
             key = id(storage)
             ref = self.live.get(key)
             if ref is None and (ref := self.unread.get(key)) is not None and read_by_forward:
                 self.live[key] = self.unread.pop(key)
-                self.roles[ref.number] = self.roles.get(ref.number, 0) | READ_BY_FORWARD
+                self._note_read(ref.number)
             if ref is None and made is not None:
                 self.add(part, storage, self.row(part, storage, *made), came=True)
             elif ref is None:
-                ref = self.add(part, storage, self.row(part, storage, "", 0, ""), came=False)
-                self.roles[ref.number] |= (READ_BY_FORWARD if read_by_forward else 0) | (WRITTEN if written else 0)
+                ref = self.add(part, storage, self.row_before(part, storage, op=BEFORE), came=False)
+                known = self.roles.get(ref.number, 0)
+                known |= (READ_BY_FORWARD if read_by_forward else 0) | (WRITTEN if written else 0)
+                self.roles[ref.number] = known | (IN_GRAPH if in_graph else 0)
+
+    def _note_read(self, number: int) -> None:
+        """A forward reads what was made outside: an input, and so is all that it was made from."""
+        roles = self.roles
+        roles[number] = roles.get(number, 0) | READ_BY_FORWARD
+        pending = [*self.sources.pop(number, ())]
+        while pending:
+            source = pending.pop()
+            roles[source] = roles.get(source, 0) | FROM_INPUTS
+            pending += self.sources.pop(source, ())
 
     def enter(self, tensor: torch.Tensor, role: int, module: int = 0, made: Made | None = None) -> None:
         """Give the storages of a tensor a role, and a module if none made them.
@@ -179,13 +266,15 @@ class Books:
             key = id(storage)
             ref = live.get(key) or self.unread.get(key)
             if ref is None:
-                row = self.row(part, storage, *(made or ("", module, "")))
+                row = self.row_before(part, storage, module) if made is None else self.row(part, storage, *made)
                 ref = self.add(part, storage, row, came=made is not None)
             elif module:
                 self._house(ref.number, module)
             number = ref.number
             known = roles.get(number, 0)
             if not known & role and number not in self.lent:
+                if known & EXTERNAL and role & HELD and self.origins.is_mapped(storage, self.moment()):
+                    known |= MAPPED
                 roles[number] = known | role
             if key not in live:
                 live[key] = self.unread.pop(key)
@@ -214,7 +303,7 @@ class Books:
             if len(set(old.offsets.values())) > 1:
                 old.parameter = SEVERAL_PARAMETERS
             return
-        ref = ParameterRef(storage, self.died)
+        ref = ParameterRef(storage, old.__callback__)
         ref.key, ref.number, ref.parameter, ref.offsets = key, old.number, number, {offset: number}
         (self.live if key in self.live else self.unread)[key] = ref
 
@@ -232,7 +321,7 @@ class Books:
         return ref.offsets[max(below)] if below else NO_PARAMETER
 
     def resized(self, storage: torch.UntypedStorage, phase: str, module: int) -> None:
-        """A storage has another size: its block went and another came, with the same roles."""
+        """A storage has another size: another block came, with the same roles, and took over before its own went."""
         key = id(storage)
         ref = self.live.get(key) or self.unread.get(key)
         if ref is None:
@@ -242,12 +331,11 @@ class Books:
         nbytes = storage.nbytes()
         if nbytes == row[0]:
             return
-        self.events.append(~old)
         number = self.first + len(self.blocks)
         self.blocks.append((nbytes, row[1], phase, module, "aten.resize_", row[5], row[6], row[7]))
-        self.roles[number] = self.roles.get(old, 0) & ~(LATE | EXTERNAL)
+        self.roles[number] = self.roles.get(old, 0) & ~LATE
         ref.number = number
-        self.events.append(number)
+        self.events += (number, ~old)
 
     # The journal
 
@@ -285,6 +373,7 @@ class Books:
         """
         at = at or self.here()
         later = self.events[at.events :]
+        self._n_events_before += at.events
         first, carried, blocks = self.first, self.carried, self.blocks
         boundary = first + at.blocks
         readers, readers_since = self._split_readers(at)
@@ -311,6 +400,11 @@ class Books:
         alive.update(~event for event in later if event < 0 and ~event < boundary)
         self.carried = {n: blocks[n - first] if n >= first else carried[n] for n in sorted(alive)}
         self.first = boundary
+        self.sources = {
+            n: tuple(source for source in found if source in self.carried or source >= boundary)
+            for n, found in self.sources.items()
+            if n in self.carried or n >= boundary
+        }
         self.blocks = blocks[at.blocks :]
         del self.events[: at.events]  # the same list: weak references' callbacks append to it
         self.marks = [(max(position - at.events, 0), kind, value) for position, kind, value in self.marks[at.marks :]]

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -286,6 +286,10 @@ class GraphLog:
     Each thread numbers its nodes from 0, so a number alone does not tell: the parameter behind the node does. A node
     without one is looked up by its number, unless the graph has shown to be another thread's.
     """
+
+    signatures: ClassVar[dict[int, Any]] = {}
+    signatures_before: ClassVar[dict[int, Any]] = {}
+    """No products of custom functions are known: see `NodeOwners`."""
 
     def __init__(self, recorder: Recorder, log: NodeOwners) -> None:
         self._recorder = recorder

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_iter
 
 from torchledger import internals
-from torchledger.journal.entries import Batch
+from torchledger.journal.entries import IN_GRAPH, Batch
 from torchledger.record import elsewhere, patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
@@ -57,6 +57,7 @@ class Watching:
         self.undecided: dict[Undecided, weakref.ref[nn.Module]] = {}
         self.node_number = -1
         self.dynamo_is_about = False
+        """Whether there may be compiled code: no number depends on it, only where it is looked for."""
         self.record_fake = False
         self.stepping: Stepping = ByHand()
         self.end_step: Callable[[Cut], None] = lambda _: None
@@ -66,6 +67,8 @@ class Watching:
         """What ran that is not all in these books: how often, by kind."""
         self.unseen_lock = threading.RLock()
         self._steps_of: dict[int, int] = {}
+        self.first_seed = -1
+        """The first block that was made for a backward to begin with, -1 where none was."""
         self.n_backwards = 0
         """Backwards that ran outside of any optimizer's step."""
         self.n_runs = 0
@@ -215,8 +218,13 @@ class Watching:
         if run.is_backward:
             self.books.marks.append((position, "backward", ""))
         phase = BACKWARD if run.is_backward else OPTIMIZER
-        if run.is_backward and run.create_graph and (place := self.places.get(_get_ident())):
-            place.seen_number = internals.get_sequence_nr()
+        if run.is_backward and run.create_graph:
+            if (place := self.places.get(_get_ident())) is not None:
+                place.seen_number = internals.get_sequence_nr()
+            if self.first_seed >= 0:  # the graph begins with what the backward is given
+                for number in range(self.first_seed, self.books.first + len(self.books.blocks)):
+                    self.books.roles[number] = self.books.roles.get(number, 0) | IN_GRAPH
+        self.first_seed = -1
         if phase is not self.phase:
             self.phase = phase
             self.books.marks.append((position, "phase", phase))
@@ -265,7 +273,10 @@ class Watching:
         stack = place.stack
         self.books.resized(storage, self.phase or OUTSIDE_PHASE, stack[-1] if stack else OUTSIDE)
 
-    def compiled_graph_runs(self, graph: Any, place: Place) -> None:
+    def meet_roots(self, roots: Any) -> None:
+        """Overridden by the recorder: a backward begins at these tensors."""
+
+    def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Overridden by the recorder: generated code is about to run."""
 
     def products_ran(self, products: Iterable[str], place: Place) -> None:
@@ -273,6 +284,9 @@ class Watching:
 
     def results_came(self, name: str, results: list[torch.Tensor], place: Place) -> None:
         """Overridden by the recorder: code that no dispatch shows gave these tensors."""
+
+    def compiled_graph_ends(self, results: Any, place: Place) -> None:
+        """Overridden by the recorder: it has run, or raised."""
 
     def fault(self, what: str, error: BaseException) -> None:
         """The ledger itself failed: the program goes on, and the report says so."""

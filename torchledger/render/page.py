@@ -196,6 +196,11 @@ def _peak_facts(memory: MemoryStatement, device: str) -> Iterator[tuple[str, str
         yield "unexplained", f"{_both(peak.unexplained)}, {share or '0.0 %'} of the peak"
     if memory.external_bytes:
         yield "external", f"{_both(memory.external_bytes)} that no allocator gave (numpy, mapped files), in no total"
+    if memory.mapped_bytes:
+        yield (
+            "mapped",
+            f"{_both(memory.mapped_bytes)} of it lie in mapped files, in no allocator's count",
+        )
 
 
 def _both(nbytes: int) -> str:

@@ -116,7 +116,7 @@ def _largest_of(snapshot: MemorySnapshot, category: str) -> str:
     if row is None:
         return "none of them among the largest rows"
     times = f"{row.n_blocks} times " if row.n_blocks > 1 else ""
-    made = f"{row.op} of {row.module or 'the model'}" if row.op else "what was there before"
+    made = f"{row.op} of {row.module or 'the model'}" if row.phase else "what was there before"
     return f"most of all {times}{made}: {format_bytes(row.nbytes)}"
 
 
