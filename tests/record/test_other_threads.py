@@ -103,6 +103,7 @@ def test_training_on_many_threads_at_once() -> None:
             ledger.step()
     report = ledger.report
     a, b = 2 * 8 * 16 * 16, 2 * 8 * 16 * 4
+    assert report.faults == ()
     assert [step.flops.total for step in report.steps] == [9 * (2 * a + 3 * b)] * 10
     assert products(report) == {"0.weight": (90 * a, 0, 90 * a), "2.weight": (90 * b, 90 * b, 90 * b)}
     assert tl.reconcile(report.steps[-1]).flops.residual == 0
