@@ -18,11 +18,11 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.leaving import leave_mode, restore_flags
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.entries import Entry, Kind
-from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
-from torchledger.record.leaving import keep_flags
+from torchledger.leaving import keep_flags
 
 
 class Watcher(Protocol):
