@@ -30,6 +30,13 @@ def _required(path: str) -> Any:
         return None
 
 
+def _of_optimizers(name: str) -> Any:
+    module = sys.modules[torch.optim.Optimizer.__module__]  # which `torch.optim` does not show
+    if not hasattr(module, name):
+        _missing.append(f"{module.__name__}.{name}")
+    return getattr(module, name, None)
+
+
 def _optional(path: str) -> Any:
     try:
         return attrgetter(path)(torch)
@@ -79,6 +86,14 @@ no_dispatch_modes: Final[Callable[[], Any]] = _required("utils._python_dispatch.
 """A context without the dispatch modes of this thread."""
 engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")
 """The function through which Python starts every backward; patched in its module while recording."""
+optimizer_pre_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_pre_hooks")
+"""The hooks that run before each step of any optimizer."""
+optimizer_post_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_post_hooks")
+"""The hooks that run after it."""
+without_torch_function: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
+"""A context in which no torch function mode or subclass of the program's is told what we read."""
+function_modes_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_mode_enabled")
+"""Whether a torch function mode is on, on this thread."""
 make_grads: Final[Any] = _optional("autograd._make_grads")
 """What makes the first gradient of a backward, just before the engine starts."""
 TrueTensorTypes: Final[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -157,6 +172,15 @@ def require() -> None:
             f"torch {torch.__version__} lacks {', '.join(_missing)}, which torchledger records with. "
             f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
         )
+
+
+def is_plain_module_call(function: Any) -> bool:
+    """Whether a function is torch's own `nn.Module.__call__`, which does no more than choose what it calls."""
+    return (
+        function is getattr(torch.nn.Module, "_wrapped_call_impl", None)
+        and getattr(function, "__code__", None) is not None
+        and function.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+    )
 
 
 def guards_ignore_modes() -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from torchledger import internals
 from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
@@ -39,6 +42,17 @@ if TYPE_CHECKING:
     from torchledger.simulation.contracts import Device
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _unseen(function: Function) -> Function:
+    """No torch function mode or subclass of the program's is told what a method reads."""
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        with internals.without_torch_function():
+            return function(*args, **kwargs)
+
+    return method  # type: ignore[return-value]
 
 
 class Ledger:
@@ -98,7 +112,7 @@ class Ledger:
         self._reader = StepReader()
         self._recorder: _Recorder | None = None
         self._simulated: Device | None = None
-        self._active = False
+        self._active = self._forked = False
         self._index = 0
         self._n_steps = 0
         self._flops = FlopTotals()
@@ -118,19 +132,32 @@ class Ledger:
     def __enter__(self) -> Ledger:
         if self._active:
             raise UsageError("this Ledger is already recording: leave its block first, or make another Ledger.")
-        self._active = True
-        self._step_called = False
-        self._created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
+            self._active = True
+            self._forked = self._step_called = False
+            self._created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             self._begin_step()
+            return self
         except BaseException:
-            self._active = False
+            self._leave()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self._end_last_step(error)
+            stopped = self._leave()
+        except BaseException:
+            self._leave()  # an interrupt came between: do what is left
+            raise
+        if not stopped and error is None:
+            raise UsageError(
+                "a Ledger was left on another thread than it was entered on: what ran since is in its report. Enter "
+                "and leave it on one thread."
+            )
+
+    def _end_last_step(self, error: BaseException | None) -> None:
         recorder = self._recorder
         try:
             ended = isinstance(error, EnoughSteps)  # what the next step began with is no step
@@ -146,13 +173,24 @@ class Ledger:
                 self._index += 1
         except Exception as fault:  # a fault of ours must not hide the program's own error
             self._fault("the last step could not be read", fault)
+
+    def _leave(self) -> bool:
+        """Record no more; False if this is not the thread that recording was started on."""
+        stopped = self._stop_recording()
+        self._active = False
+        return stopped
+
+    def __del__(self) -> None:
+        if getattr(self, "_recorder", None) is None or sys.is_finalizing():
+            return
+        try:
+            self._leave()
         finally:
-            stopped = self._stop_recording()
-            self._active = False
-        if not stopped and error is None:
-            raise UsageError(
-                "a Ledger was left on another thread than it was entered on: what ran since is in its report, but the "
-                "thread that entered it goes on calling it, for nothing. Enter and leave it on one thread."
+            warnings.warn(
+                "a Ledger was dropped while it recorded: it has stopped, and its report is lost. Record inside "
+                "`with torchledger.Ledger(...) as ledger:`, or call ledger.__exit__(None, None, None) at the end.",
+                UserWarning,
+                stacklevel=2,
             )
 
     def __call__(self, function: Function) -> Function:
@@ -274,9 +312,12 @@ class Ledger:
             _synchronize()
         self._began = time.perf_counter()
 
+    @_unseen
     def _start_recording(self) -> None:
+        if self._forked:
+            return
         self._reader = StepReader()
-        recorder = _Recorder(self, strict=self._strict, stacks=self._stacks)
+        recorder = _Recorder(weakref.proxy(self), strict=self._strict, stacks=self._stacks)
         try:
             for model in alive(self._models):
                 recorder.add_model(model, given=True)
@@ -289,22 +330,22 @@ class Ledger:
                 self._readings = SimulatedReadings(device)
             self._simulated = device
         self._readings.begin(_cuda_devices())
+        self._recorder = recorder  # first: an interrupt leaves it to be stopped
         recorder.start()
-        self._recorder = recorder
 
     def _stop_recording(self) -> bool:
-        """Stop; False if this is not the thread that recording was started on."""
-        recorder, self._recorder = self._recorder, None
+        """Stop; False if this is not the thread that recording was started on. May be called again."""
+        recorder = self._recorder
         if recorder is None:
             return True
         if isinstance(self._readings, SimulatedReadings):
             self._readings.close()
-        try:
-            return recorder.stop()
-        finally:
-            recorder.books.close()
-            self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
+        stopped = recorder.stop()
+        self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
+        self._recorder = None  # last: until then an interrupt leaves it to be stopped
+        return stopped
 
+    @_unseen
     def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:
         recorder = self._recorder
         assert recorder is not None
@@ -400,6 +441,10 @@ class _Recorder(Recorder):
             for place in self.places.values():
                 place.log.cut()
         return journal
+
+    def forked(self) -> None:
+        super().forked()
+        self._ledger._recorder, self._ledger._forked = None, True
 
     def out_of_memory(self, error: BaseException, op: str) -> None:
         try:

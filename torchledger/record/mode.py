@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
-from torchledger.leaving import leave_mode, restore_flags
+from torchledger.leaving import leave_mode, own_modes, restore_flags, set_modes
+from torchledger.record import forks
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
@@ -46,6 +48,8 @@ _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
 _current_node = internals.current_autograd_node
+_push_mode, _pop_mode = internals.push_dispatch_mode, internals.pop_dispatch_mode
+_function_modes_on, _without_torch_function = internals.function_modes_on, internals.without_torch_function
 _AccumulateGrad = internals.AccumulateGrad
 _engine_code = internals.engine_run_backward.__code__
 _is_grad_enabled = torch.is_grad_enabled
@@ -62,6 +66,9 @@ class Recorder(Locating, TorchDispatchMode):
         internals.require()
         self.strict = strict
         self.stacks = stacks
+        self.thread = _get_ident()
+        self.n_forks = 0
+        """How often this process was forked while it recorded: children record nothing."""
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
@@ -79,23 +86,50 @@ class Recorder(Locating, TorchDispatchMode):
     # Beginning and ending
 
     def start(self) -> None:
-        """Begin to record on this thread."""
-        self.sums.references_in_linear = _references_in_linear()
-        self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
-        self.begin_watching()
-        self.__enter__()  # type: ignore[no-untyped-call]
+        """Begin to record on this thread; where that fails, or an interrupt comes, all is as it was."""
+        modes = own_modes()
+        try:
+            self.thread = _get_ident()
+            self.sums.references_in_linear = _references_in_linear()
+            self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in modes)
+            self.begin_watching()
+            forks.note(self)
+            self.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.stop()
+            set_modes(modes)
+            raise
 
     def stop(self) -> bool:
-        """Record no more; everything in torch is as it was. False: this is not the thread that it was started on."""
+        """Record no more; everything in torch is as it was. May be called again.
+
+        Returns:
+            False on another thread than it was started on: that one still calls the recorder, at its next op, which
+            then takes it off.
+        """
         try:
-            if self.place.thread == _get_ident():
+            return self._stop()
+        except BaseException:
+            self._stop()  # an interrupt came between: do what is left
+            raise
+
+    def _stop(self) -> bool:
+        here = self.thread == _get_ident()
+        try:
+            if not here:
+                restore_flags(self)
+            elif not _is_handling(self):
                 leave_mode(self)
-                return True
-            self.__class__ = _Stopped  # no thread can take a mode from another's stack
-            restore_flags(self)
-            return False
         finally:
+            forks.forget(self)
             self.end_watching()
+            self.__class__ = _Stopped  # of no use to those that may still call it
+        return here
+
+    def forked(self) -> None:
+        """This process is a child of the one that records: nothing is recorded here, and nothing left."""
+        self.thread = _get_ident()
+        self.stop()
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
@@ -109,6 +143,9 @@ class Recorder(Locating, TorchDispatchMode):
     # The hot path
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _function_modes_on():  # torch tells them of no op of a scripted function: nor do we, of what we read
+            with _without_torch_function():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         entry = self.entries.get(id(func))
         if entry is None:
             entry = self.learn(func)
@@ -172,8 +209,11 @@ class Recorder(Locating, TorchDispatchMode):
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _COMPOSITE:
                 if entry.formula is None or not any(isinstance(arg, _Tensor) and arg.is_nested for arg in args):
-                    with self:  # the kernel that would run; `decompose` may prefer another, written in Python
+                    try:  # the kernel that would run; `decompose` may prefer another, written in Python
+                        _push_mode(self)
                         return func._op_dk(_COMPOSITE_KEY, *args, **(kwargs or {}))
+                    finally:
+                        _pop_mode(None)
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _RESIZING:
                 out = self.run_resizing(entry, args, kwargs or {}, phase, module)
@@ -283,8 +323,11 @@ class Recorder(Locating, TorchDispatchMode):
     def run_higher_order(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
         """Higher-order ops: what they hold runs here, under the mode (of `cond` the branch that is taken)."""
         if entry.name in CONTAINERS:
-            with self:
+            try:
+                _push_mode(self)
                 return run_container(entry.op, args, kwargs)
+            finally:
+                _pop_mode(None)
         return entry.op(*args, **kwargs)
 
     def compiled_graph_runs(self, graph: Any, place: Place) -> None:
@@ -308,10 +351,40 @@ class Recorder(Locating, TorchDispatchMode):
 
 
 class _Stopped(Recorder):
-    """A recorder that was stopped on another thread: its own thread still calls it, for nothing."""
+    """A recorder that was stopped where it could not be taken off its thread's stack: there it passes one op on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            if kwargs is not None and not _is_handling(self):
+                kwargs["_torchledger"] = _Leaves(self)
+
+
+class _Leaves:
+    """Takes a recorder off its thread's stack when it goes: with the arguments of an op, once torch is done with them.
+
+    While an op is being handled its mode is not on the stack, and torch puts it back after.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __del__(self) -> None:
+        leave_mode(self._recorder)
+
+
+def _is_handling(recorder: Recorder) -> bool:
+    """Whether the recorder handles an op on this thread, further up: then torch itself holds it off the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _handler_code and frame.f_locals.get("self") is recorder:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_handler_code = Recorder.__torch_dispatch__.__code__
 
 
 @functools.cache

@@ -19,6 +19,7 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "o
 OUTSIDE_PHASE = "outside"
 
 _get_sequence_nr = internals.get_sequence_nr
+_without_torch_function = internals.without_torch_function
 
 
 Used: TypeAlias = tuple[tuple[int, ...], int]
@@ -107,8 +108,14 @@ class Listener(Protocol):
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
 
-    def end_run(self, *, is_backward: bool) -> None:
-        """It ends."""
+    def count_runs(self) -> int:
+        """How many of them run."""
+
+    def end_runs(self, n_running: int) -> None:
+        """So many of them still run."""
+
+    def end_optimizer_run(self) -> None:
+        """An optimizer's step ends, if it is what runs innermost."""
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
@@ -146,32 +153,36 @@ class Place:
         number = self.numbers.get(id(module))
         if number is None or not stack:
             try:
-                number = self.recorder.module_begins(module, self)
-                if not stack:
-                    self.recorder.note_batch(module, number, args, kwargs)
+                with _without_torch_function():
+                    number = self.recorder.module_begins(module, self)
+                    if not stack:
+                        self.recorder.note_batch(module, number, args, kwargs)
             except Exception as error:
                 self.recorder.fault(f"{type(module).__name__} could not be entered", error)
                 number = self.numbers.get(id(module), OUTSIDE)
         stack.append(number)
         self.log.note(_get_sequence_nr(), number)
 
-    def leave_module(self) -> None:
-        """It has run, or raised."""
+    def leave_modules(self, depth: int) -> None:
+        """The innermost have run, or raised: so many still do. May be told twice."""
         stack = self.stack
-        if stack:
-            stack.pop()
+        del stack[depth:]
         number = _get_sequence_nr()
         self.log.note(number, stack[-1] if stack else OUTSIDE)
         if not stack:
             self.seen_number = number
 
+    def count_runs(self) -> int:
+        """How many backwards and optimizer steps run."""
+        return self.recorder.count_runs()
+
     def begin_backward(self, create_graph: bool) -> None:
         """A backward is about to run."""
         self.recorder.begin_run(Run(True, create_graph, self))
 
-    def end_backward(self) -> None:
-        """It has run, or raised."""
-        self.recorder.end_run(is_backward=True)
+    def end_backward(self, n_running: int) -> None:
+        """It has run, or raised: so many runs still do. May be told twice."""
+        self.recorder.end_runs(n_running)
         self.log.note(_get_sequence_nr(), self.stack[-1] if self.stack else OUTSIDE)
 
     def begin_optimizer(self, optimizer: Optimizer) -> None:
@@ -179,22 +190,25 @@ class Place:
         # The frame of the wrapper around `step` tells whether it still runs: no post-hook is called if it raises.
         self.recorder.begin_run(Run(False, False, self, sys._getframe(2)))
         try:
-            self.recorder.optimizer_begins(optimizer)
+            with _without_torch_function():
+                self.recorder.optimizer_begins(optimizer)
         except Exception as error:
             self.recorder.fault(f"{type(optimizer).__name__} could not be entered", error)
 
     def end_optimizer(self, optimizer: Optimizer) -> None:
         """It has run."""
         try:
-            self.recorder.optimizer_ends(optimizer)
+            with _without_torch_function():
+                self.recorder.optimizer_ends(optimizer)
         except Exception as error:
             self.recorder.fault(f"the state of {type(optimizer).__name__} could not be entered", error)
-        self.recorder.end_run(is_backward=False)
+        self.recorder.end_optimizer_run()
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
         try:
-            self.recorder.storage_resized(storage, self)
+            with _without_torch_function():
+                self.recorder.storage_resized(storage, self)
         except Exception as error:
             self.recorder.fault("a new size could not be noted", error)
 

@@ -54,13 +54,14 @@ class Watching:
         self.dynamo_is_about = patches.attach_to_dynamo()
 
     def end_watching(self) -> None:
-        """Watch no thread, module or optimizer; nothing of ours is left in torch."""
+        """Watch no thread, module or optimizer; nothing of ours is left in torch. May be called twice."""
         for thread, place in self.places.items():
             patches.unwatch(place, thread)
         self.places.clear()
         self.runs.clear()
         self.names.forget_all()
         self.parameters.forget_all()
+        self.books.close()
 
     def new_place(self, thread: int) -> Place:
         """Watch a thread: the one that began, or one of the engine's."""
@@ -135,17 +136,25 @@ class Watching:
             self.phase = phase
             self.books.marks.append((position, "phase", phase))
 
-    def end_run(self, *, is_backward: bool) -> None:
-        """It ends."""
+    def count_runs(self) -> int:
+        """How many backwards and optimizer steps run."""
         self.drop_dead_runs()
-        if self.runs and self.runs[-1].is_backward is is_backward:
-            self.runs.pop()
+        return len(self.runs)
+
+    def end_runs(self, n_running: int) -> None:
+        """So many of them still run."""
+        del self.runs[n_running:]
         self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
         self.node_number = -1
         self.phase = ""
         place = self.places.get(_get_ident())
         if place is not None and not place.stack:
             place.seen_number = internals.get_sequence_nr()
+
+    def end_optimizer_run(self) -> None:
+        """An optimizer's step ends, if it is what runs innermost."""
+        n_running = self.count_runs()
+        self.end_runs(n_running - (n_running > 0 and not self.runs[-1].is_backward))
 
     def drop_dead_runs(self) -> None:
         """Forget optimizer steps that raised: nothing told us of their end."""
