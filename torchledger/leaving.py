@@ -1,12 +1,14 @@
-"""Taking a dispatch mode off the stack of its thread, also where it is not the innermost one.
+"""Leaving: a dispatch mode off the stack of its thread, also where it is not the innermost one; a block at its end.
 
 Nothing here is lost to an interrupt: what was begun can be begun anew.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils import _python_dispatch
 
@@ -93,3 +95,39 @@ def _remember_for(above: Any, mode: Any, entered: int) -> None:
         ours, theirs = getattr(mode, remembered, None), getattr(above, remembered, None)
         if ours and theirs and entered < len(theirs):
             theirs[entered] = ours[0]
+
+
+class Block(Protocol):
+    """What a `with` statement enters and leaves."""
+
+    _active: bool
+    _held_exit: weakref.ref[Any] | None
+
+    def _leave(self) -> object: ...
+
+
+class GuardedExit:
+    """An `__exit__` without which no `with` statement ends.
+
+    Python may raise an interrupt when it enters `__exit__`, before the first line there. A `with` statement holds what it
+    looks up here until it is over: if the block is still open when that goes, it is left then.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, block: Block | None, owner: type | None = None) -> Callable[..., Any]:
+        if block is None:
+            return self._function
+        found = functools.partial(self._function, block)
+        if not block._active:
+            entered = weakref.ref(block)
+
+            def gone(reference: object) -> None:
+                left = entered()
+                if left is not None and left._held_exit is reference and left._active:
+                    left._leave()
+
+            block._held_exit = weakref.ref(found, gone)
+        return found

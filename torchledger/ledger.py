@@ -24,6 +24,7 @@ from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
+from torchledger.leaving import GuardedExit
 from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.read.totals import FlopTotals
@@ -113,6 +114,7 @@ class Ledger:
         self._recorder: _Recorder | None = None
         self._simulated: Device | None = None
         self._active = self._forked = False
+        self._held_exit: weakref.ref[Any] | None = None
         self._index = 0
         self._n_steps = 0
         self._flops = FlopTotals()
@@ -156,6 +158,9 @@ class Ledger:
                 "a Ledger was left on another thread than it was entered on: what ran since is in its report. Enter "
                 "and leave it on one thread."
             )
+
+    if not TYPE_CHECKING:
+        __exit__ = GuardedExit(__exit__)
 
     def _end_last_step(self, error: BaseException | None) -> None:
         recorder = self._recorder

@@ -44,7 +44,7 @@ def _in_child() -> None:
     if not _recording:
         return
     patches.unwatch_all()
-    for recorder in list(_recording):
+    for recorder in _recording:
         with contextlib.suppress(Exception):
             recorder.forked()
 
