@@ -44,8 +44,9 @@ def _in_child() -> None:
     if not _recording:
         return
     patches.unwatch_all()
-    for recorder in _recording:
-        with contextlib.suppress(Exception):
+    while _recording:
+        recorder = _recording.pop()
+        with contextlib.suppress(Exception):  # a fault of ours is not the child's
             recorder.forked()
 
 

@@ -67,6 +67,7 @@ class Recorder(Locating, TorchDispatchMode):
         self.strict = strict
         self.stacks = stacks
         self.thread = _get_ident()
+        self.in_inference_mode = False
         self.n_forks = 0
         """How often this process was forked while it recorded: children record nothing."""
         self.entries: dict[int, Entry] = {}
@@ -89,7 +90,7 @@ class Recorder(Locating, TorchDispatchMode):
         """Begin to record on this thread; where that fails, or an interrupt comes, all is as it was."""
         modes = own_modes()
         try:
-            self.thread = _get_ident()
+            self.thread, self.in_inference_mode = _get_ident(), torch.is_inference_mode_enabled()
             self.sums.references_in_linear = _references_in_linear()
             self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in modes)
             self.begin_watching()
@@ -118,7 +119,7 @@ class Recorder(Locating, TorchDispatchMode):
         try:
             if not here:
                 restore_flags(self)
-            elif not _is_handling(self):
+            elif _can_leave(self):
                 leave_mode(self)
         finally:
             forks.forget(self)
@@ -357,7 +358,7 @@ class _Stopped(Recorder):
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            if kwargs is not None and not _is_handling(self):
+            if kwargs is not None and _can_leave(self):
                 kwargs["_torchledger"] = _Leaves(self)
 
 
@@ -374,14 +375,20 @@ class _Leaves:
         leave_mode(self._recorder)
 
 
-def _is_handling(recorder: Recorder) -> bool:
-    """Whether the recorder handles an op on this thread, further up: then torch itself holds it off the stack."""
+def _can_leave(recorder: Recorder) -> bool:
+    """Whether the recorder can be taken off its thread's stack here, and is not put back.
+
+    Torch holds it off the stack while it handles an op, further up. The end of an inference mode puts back how the
+    thread dispatched at its beginning, to no mode at all if ours is gone by then.
+    """
+    if torch.is_inference_mode_enabled() and not recorder.in_inference_mode:
+        return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _handler_code and frame.f_locals.get("self") is recorder:
-            return True
+            return False
         frame = frame.f_back
-    return False
+    return True
 
 
 _handler_code = Recorder.__torch_dispatch__.__code__
