@@ -182,21 +182,23 @@ class Ledger:
     def _leave(self) -> bool:
         """Record no more; False if this is not the thread that recording was started on."""
         stopped = self._stop_recording()
-        self._active = False
+        self._active, self._held_exit = False, None
         return stopped
 
     def __del__(self) -> None:
         if getattr(self, "_recorder", None) is None or sys.is_finalizing():
             return
+        is_held = self._held_exit is not None  # by a `with` statement of a generator, which goes together with it
         try:
             self._leave()
         finally:
-            warnings.warn(
-                "a Ledger was dropped while it recorded: it has stopped, and its report is lost. Record inside "
-                "`with torchledger.Ledger(...) as ledger:`, or call ledger.__exit__(None, None, None) at the end.",
-                UserWarning,
-                stacklevel=2,
-            )
+            if not is_held:
+                warnings.warn(
+                    "a Ledger was dropped while it recorded: it has stopped, and its report is lost. Record inside "
+                    "`with torchledger.Ledger(...) as ledger:`, or call ledger.__exit__(None, None, None) at the end.",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def __call__(self, function: Function) -> Function:
         """Decorate a function: each call of it runs inside this ledger, and is a step unless it says otherwise.
