@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from torchledger.cli.terminating import TERMINATED, Terminated, until_terminated
 from torchledger.errors import UsageError
 from torchledger.journal.files import shown_path
 
@@ -45,7 +46,7 @@ def run_target(target: Target, around: contextlib.AbstractContextManager[object]
     """Runs a program to its end inside ``around`` and returns its exit code.
 
     What it prints passes through. An exception that it does not catch is printed as Python prints it, without our
-    frames, and gives 1; an interrupt gives 130. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the program's from
+    frames, and gives 1; an interrupt gives 130, and SIGTERM 143. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the program's from
     then on, so that what it left for the interpreter's exit still finds them.
 
     Raises:
@@ -59,13 +60,15 @@ def run_target(target: Target, around: contextlib.AbstractContextManager[object]
     try:
         program = _find_module(target) if target.is_module else _compile_script(target)
         module = _become_main(program, target.arguments)
-        with around:
+        with until_terminated(), around:
             exec(program.code, module.__dict__)
     except SystemExit as exit_request:
         return _exit_code(exit_request)
     except KeyboardInterrupt as interrupt:
         _print_exception(interrupt)
         return INTERRUPTED
+    except Terminated:
+        return TERMINATED
     except _NoSuchModuleError:
         raise
     except BaseException as error:
