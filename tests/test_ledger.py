@@ -43,7 +43,7 @@ def test_steps_and_totals() -> None:
     assert report.flops.by_module["a"].forward == 5 * LINEAR
 
 
-def test_events_after_the_last_step_are_one_only_if_an_op_ran() -> None:
+def test_what_runs_after_the_last_step_is_the_remainder() -> None:
     model = Residual()
     with tl.Ledger(model) as ledger:
         x = torch.randn(ROWS, 16)
@@ -55,7 +55,11 @@ def test_events_after_the_last_step_are_one_only_if_an_op_ran() -> None:
         run_once(model)
         ledger.step()
         run_once(model)
-    assert ledger.report.n_steps == 2
+    report = ledger.report
+    assert (report.n_steps, len(report.steps)) == (1, 1)
+    assert report.remainder is not None
+    assert report.remainder.index == 1
+    assert report.remainder.flops.total == report.steps[-1].flops.total == report.flops.total
 
 
 def test_reading_a_loss_after_the_last_step_makes_no_step() -> None:
@@ -112,7 +116,8 @@ def test_report_is_readable_inside_the_block() -> None:
         ledger.step()
         run_once(model)
         assert ledger.report.n_steps == 1
-    assert ledger.report.n_steps == 2
+    assert ledger.report.n_steps == 1
+    assert ledger.report.remainder.flops.forward == 2 * LINEAR
 
 
 def test_schedule_records_active_steps_alone() -> None:

@@ -891,3 +891,46 @@ def test_the_plugin_can_be_named_as_well(suite: pytest.Pytester) -> None:
     code = "@pytest.mark.ledger(peak=1)\ndef test_it():\n    ones(1)\n"
     suite.makepyfile(test_it=ONES + code)
     suite.runpytest_subprocess("-p", "torchledger.pytest_plugin", "--strict-markers").assert_outcomes(failed=1)
+
+
+def test_a_marked_test_of_several_steps_is_held_by_the_step(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest, torch
+
+        STEP = 2 * 2 * 8 * 16 * 4  # a forward and a weight gradient
+
+        @pytest.fixture
+        def made():
+            model = torch.nn.Linear(16, 4, bias=False)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @pytest.mark.ledger(flops=STEP)
+        def test_closures(made):
+            model, optimizer = made
+            def closure():
+                optimizer.zero_grad()
+                loss = model(torch.randn(8, 16)).sum()
+                loss.backward()
+                return loss
+            for _ in range(3):
+                optimizer.step(closure)
+
+        @pytest.mark.ledger(flops=STEP)
+        def test_by_hand():
+            model = torch.nn.Linear(16, 4, bias=False)
+            for _ in range(3):
+                model(torch.randn(8, 16)).sum().backward()
+                for p in model.parameters():
+                    p.data -= 0.1 * p.grad
+                    p.grad = None
+
+        @pytest.mark.ledger(flops=STEP - 1)
+        def test_too_much(made):
+            model, optimizer = made
+            for _ in range(3):
+                model(torch.randn(8, 16)).sum().backward()
+                optimizer.step()
+        """
+    )
+    suite.runpytest_subprocess("-n", "0").assert_outcomes(passed=2, failed=1)

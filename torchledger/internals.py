@@ -6,11 +6,12 @@ of a step. Names that torchledger can do without are `optional` and None when mi
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.utils._device
@@ -18,6 +19,8 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger.errors import TorchVersionError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _missing: list[str] = []
 
@@ -172,6 +175,17 @@ def require() -> None:
             f"torch {torch.__version__} lacks {', '.join(_missing)}, which torchledger records with. "
             f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
         )
+
+
+def unseen(function: Function) -> Function:
+    """The function, of which no torch function mode or subclass of the program's is told what it reads."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_torch_function():
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 def is_plain_module_call(function: Any) -> bool:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,18 +24,19 @@ from torchledger import internals
 from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
-from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime, is_accelerator
+from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.leaving import GuardedExit
+from torchledger.read.kept import KeptSteps
 from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
-from torchledger.read.totals import FlopTotals
 from torchledger.record import readings
 from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.environment import describe_environment
-from torchledger.record.mode import Recorder
-from torchledger.record.out_of_memory import holdings_note
 from torchledger.record.readings import Readings
+from torchledger.record.recording import StepRecorder
 from torchledger.record.schedules import Schedule
+from torchledger.record.stepping import AfterOptimizer, ByHand, Stepping
+from torchledger.record.storages import Cut
 from torchledger.report import Report
 from torchledger.simulation import active as simulation
 from torchledger.simulation.readings import SimulatedReadings
@@ -43,17 +45,6 @@ if TYPE_CHECKING:
     from torchledger.simulation.contracts import Device
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _unseen(function: Function) -> Function:
-    """No torch function mode or subclass of the program's is told what a method reads."""
-
-    @functools.wraps(function)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        with internals.without_torch_function():
-            return function(*args, **kwargs)
-
-    return method  # type: ignore[return-value]
 
 
 class Ledger:
@@ -89,8 +80,6 @@ class Ledger:
         schedule: Schedule | None = None,
         keep: int = 100,
         stacks: bool = False,
-        _auto_step: bool = False,
-        _stop_after: int | None = None,
     ) -> None:
         models = as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
         optimizers = as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
@@ -104,26 +93,21 @@ class Ledger:
             raise UsageError(f"Ledger(schedule={schedule!r}): make one with torchledger.schedule(wait=, active=, ...).")
         self._tokens_per_step = tokens_per_step
         self._strict, self._stacks = strict, stacks
-        self._auto_step, self._stop_after = _auto_step, _stop_after
+        self._stepping: Stepping = ByHand()
         self._schedule = schedule
-        self._steps: deque[StepReport] = deque(maxlen=keep)
+        self._kept = KeptSteps(keep)
+        self._remainder: StepReport | None = None
         self._readings: Readings | SimulatedReadings = Readings(
             readings.cuda_statistics, readings.cublas_workspace_bytes
         )
         self._reader = StepReader()
-        self._recorder: _Recorder | None = None
+        self._recorder: StepRecorder | None = None
         self._simulated: Device | None = None
         self._active = self._forked = False
         self._held_exit: weakref.ref[Any] | None = None
         self._index = 0
-        self._n_steps = 0
-        self._flops = FlopTotals()
-        self._peak_step: StepReport | None = None
-        self._whole_peak: tuple[StepReport, StepReport] | None = None
-        self._journals: dict[int, Journal] = {}
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
-        self._devices: set[str] = set()
         self._began = 0.0
         self._step_called = False
         self._created = ""
@@ -148,7 +132,12 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._end_last_step(error)
+            recorder = self._recorder
+            try:
+                if recorder is not None and not isinstance(error, EnoughSteps):  # what it began with is no step
+                    self._end_last_step(recorder, error)
+            except Exception as fault:  # a fault of ours must not hide the program's own error
+                self._fault("the last step could not be read", fault)
             stopped = self._leave()
         except BaseException:
             self._leave()  # an interrupt came between: do what is left
@@ -161,23 +150,6 @@ class Ledger:
 
     if not TYPE_CHECKING:
         __exit__ = GuardedExit(__exit__)
-
-    def _end_last_step(self, error: BaseException | None) -> None:
-        recorder = self._recorder
-        try:
-            ended = isinstance(error, EnoughSteps)  # what the next step began with is no step
-            if recorder is not None and not ended and (recorder.has_run() or not self._step_called):
-                self._end_recorded_step(None)
-                if error is not None and not (isinstance(error, SystemExit) and not error.code):
-                    self._notes.append(f"step {self._index} was cut short by {type(error).__name__}")
-                elif not self._step_called and recorder.optimizer_steps > 1:
-                    self._notes.append(
-                        f"step {self._index} holds {recorder.optimizer_steps} optimizer steps: "
-                        f"call ledger.step() to tell them apart"
-                    )
-                self._index += 1
-        except Exception as fault:  # a fault of ours must not hide the program's own error
-            self._fault("the last step could not be read", fault)
 
     def _leave(self) -> bool:
         """Record no more; False if this is not the thread that recording was started on."""
@@ -248,7 +220,7 @@ class Ledger:
                 self._end_recorded_step(tokens)
             except Exception as fault:
                 self._fault(f"step {self._index} could not be read", fault)
-                recorder.books.cut(self._index)
+                recorder.cut(self._index)
                 recorder.books.roles = {n: r for n, r in recorder.books.roles.items() if n in recorder.books.carried}
         self._index += 1
         self._begin_step()
@@ -275,18 +247,19 @@ class Ledger:
     @property
     def report(self) -> Report:
         """What has been recorded; inside the block, the steps that have ended (or the running one, if none has)."""
-        steps = tuple(self._steps)
-        flops, n_steps, peak_step = self._flops.statement(), self._n_steps, self._peak_step
-        journals = dict(self._journals)
-        if not steps and self._recorder is not None:
-            journal = self._recorder.journal(self._index, cut=False)
+        kept = self._kept
+        try:
+            steps, peak_step = kept.steps(), kept.with_rows()
+        except Exception as fault:
+            self._fault("the rows at the peak could not be read", fault)
+            steps, peak_step = kept.steps(rows=False), kept.peak_step
+        flops, n_steps, journals = kept.flops(), kept.n_steps, dict(kept.journals)
+        if not n_steps and self._recorder is not None:
+            journal = internals.unseen(self._recorder.journal)(self._index)
             running, _ = self._read(journal, None, StepReader())
             running = with_peak_rows(running, journal)
             steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
             journals = {running.index: journal}
-        elif peak_step is not None:
-            peak_step = self._with_peak_rows(peak_step)
-            steps = tuple(peak_step if step.index == peak_step.index else step for step in steps)
         return Report(
             steps=steps,
             n_steps=n_steps,
@@ -295,18 +268,9 @@ class Ledger:
             peak_step=peak_step,
             unrecorded=self._unrecorded,
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
+            remainder=self._remainder,
             journals=journals,
         )
-
-    def _with_peak_rows(self, step: StepReport) -> StepReport:
-        """The step with all rows of its peak, read when a report first asks for them: no step of the loop pays."""
-        if self._whole_peak is None or self._whole_peak[0] is not step:
-            try:
-                self._whole_peak = step, with_peak_rows(step, self._journals[step.index])
-            except Exception as fault:
-                self._fault(f"the rows at the peak of step {step.index} could not be read", fault)
-                self._whole_peak = step, step
-        return self._whole_peak[1]
 
     # Steps
 
@@ -319,12 +283,25 @@ class Ledger:
             _synchronize()
         self._began = time.perf_counter()
 
-    @_unseen
+    @internals.unseen
     def _start_recording(self) -> None:
         if self._forked:
             return
         self._reader = StepReader()
-        recorder = _Recorder(weakref.proxy(self), strict=self._strict, stacks=self._stacks)
+        recorder = StepRecorder(strict=self._strict, stacks=self._stacks)
+        recorder.stepping = self._stepping
+        self._stepping.attach(recorder.books, recorder.parameters)
+        ledger = weakref.ref(self)
+
+        def end_step(at: Cut) -> None:
+            if (owner := ledger()) is not None:
+                owner._end_step_at(at)
+
+        def forked() -> None:
+            if (owner := ledger()) is not None:
+                owner._recorder, owner._forked = None, True
+
+        recorder.end_step, recorder.after_fork = end_step, forked
         try:
             for model in alive(self._models):
                 recorder.add_model(model, given=True)
@@ -352,23 +329,55 @@ class Ledger:
         self._recorder = None  # last: until then an interrupt leaves it to be stopped
         return stopped
 
-    @_unseen
-    def _end_recorded_step(self, tokens: int | None, at: Any = None) -> None:
+    def _end_recorded_step(self, tokens: int | None, at: Cut | None = None, note: str = "") -> None:
+        """Read the open step, to its end or to an earlier moment, and keep it."""
+        journal, step = self._close(tokens, at)
+        self._kept.add(replace(step, notes=(*step.notes, note)) if note else step, journal)
+
+    @internals.unseen
+    def _close(self, tokens: int | None, at: Cut | None = None) -> tuple[Journal, StepReport]:
         recorder = self._recorder
         assert recorder is not None
         recorder.parameters.enter_all()
-        journal = recorder.journal(self._index, cut=True, at=at)
+        journal = recorder.cut(self._index, at)
         step, settled = self._read(journal, tokens, self._reader)
         recorder.books.settle(settled)
-        self._steps.append(step)
-        self._n_steps += 1
-        self._flops.add(step.flops)
-        if self._peak_step is None or _higher(step, self._peak_step):
-            self._peak_step = step
-        kept = {step.index, self._peak_step.index}
-        self._journals = {index: found for index, found in self._journals.items() if index in kept}
-        self._journals[step.index] = journal
-        self._devices.update(step.memory)
+        return journal, step
+
+    def _end_step_at(self, at: Cut) -> None:
+        """End a step where the policy says that it ended; the program goes on, or has made enough steps."""
+        self._step_called = True
+        try:
+            self._end_recorded_step(None, at)
+        except Exception as fault:
+            self._fault(f"step {self._index} could not be read", fault)
+        self._index += 1
+        self._began = time.perf_counter()
+        stop_after = self._stepping.stop_after
+        if stop_after is not None and self._index >= stop_after:
+            raise EnoughSteps
+
+    def _end_last_step(self, recorder: StepRecorder, error: BaseException | None) -> None:
+        """The block ends: its last step ends too, if one runs, and what came after it is the remainder."""
+        cut_short = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if (at := self._stepping.finish()) is not None:
+            self._step_called = True
+            self._end_recorded_step(None, at)
+            self._index += 1
+        if self._step_called and not recorder.has_run():
+            return
+        if not self._step_called or (cut_short and recorder.trains()):
+            note = ""
+            if cut_short:
+                note = f"step {self._index} was cut short by {type(error).__name__}"
+            elif isinstance(self._stepping, ByHand):
+                note = _note_of_many(self._index, recorder.optimizer_steps, recorder.n_backwards)
+            self._end_recorded_step(None, note=note)
+            if note:
+                self._notes.append(note)
+            self._index += 1
+        else:
+            _, self._remainder = self._close(None)
 
     def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:
         duration = time.perf_counter() - self._began
@@ -399,7 +408,7 @@ class Ledger:
         )
 
     def _environment(self, flops: FlopStatement) -> dict[str, Any]:
-        environment = describe_environment(sorted(self._devices or set(self._device_names())), self._created)
+        environment = describe_environment(sorted(self._kept.devices or set(self._device_names())), self._created)
         if self._simulated is not None:
             environment["devices"]["cuda:0"] = self._simulated.describe_properties()
             environment.update(self._simulated.describe())
@@ -427,55 +436,23 @@ class EnoughSteps(BaseException):
     """Ends a program that was to run for so many steps: no error, so that no ``except Exception`` keeps it going."""
 
 
-class _Recorder(Recorder):
-    """A recorder that knows its ledger."""
+def count_steps(ledger: Ledger, stop_after: int | None = None) -> Ledger:
+    """Make a ledger end its steps by itself, for programs that know nothing of it (see `AfterOptimizer`).
 
-    def __init__(self, ledger: Ledger, *, strict: bool, stacks: bool) -> None:
-        super().__init__(strict=strict, stacks=stacks)
-        self._ledger = ledger
+    Args:
+        ledger: One that has not been entered.
+        stop_after: How many steps the program may make before `EnoughSteps` is raised in it; None: as many as it does.
+    """
+    ledger._stepping = AfterOptimizer(stop_after)
+    return ledger
 
-    def journal(self, index: int, *, cut: bool, at: Any = None) -> Journal:
-        """The journal of the step, with names; ``cut`` ends the step."""
-        journal = self.books.cut(index, at) if cut else self.books.peek(index)
-        journal.modules = self.names.module_paths()
-        journal.parameters = self.names.parameter_paths()
-        journal.compiled = [module for _, module in sorted(self.compiled_regions)]
-        journal.parameter_rows = self.parameters.rows()
-        if cut:
-            self.n_runs = 0
-            self.compiled_regions = set()
-            self.forget_phase()
-            for place in self.places.values():
-                place.log.cut()
-        return journal
 
-    def forked(self) -> None:
-        super().forked()
-        self._ledger._recorder, self._ledger._forked = None, True
-
-    def out_of_memory(self, error: BaseException, op: str) -> None:
-        try:
-            if not getattr(error, "_torchledger_noted", False):
-                error._torchledger_noted = True  # type: ignore[attr-defined]
-                journal = self.journal(0, cut=False)
-                stack = self.place.stack
-                module = journal.modules[stack[-1] if stack else self.node_module if self.runs else 0]
-                error.add_note(holdings_note(journal, op, module, self.phase or "outside"))
-        except Exception as fault:
-            self.fault("the note about what holds the memory failed", fault)
-
-    def forward_begins_after_optimizer(self, at: Any) -> None:
-        ledger = self._ledger
-        if ledger._auto_step:
-            ledger._step_called = True
-            try:
-                ledger._end_recorded_step(None, at)
-            except Exception as fault:
-                ledger._fault(f"step {ledger._index} could not be read", fault)
-            ledger._index += 1
-            ledger._began = time.perf_counter()
-            if ledger._stop_after is not None and ledger._index >= ledger._stop_after:
-                raise EnoughSteps
+def _note_of_many(index: int, optimizer_steps: int, n_backwards: int) -> str:
+    """What a block without a call of `Ledger.step` should know, if it made several steps."""
+    how = f"{optimizer_steps} optimizer steps"
+    if not optimizer_steps:
+        how, optimizer_steps = f"{n_backwards} backwards and no optimizer step", n_backwards
+    return f"step {index} holds {how}: call ledger.step() to tell them apart" if optimizer_steps > 1 else ""
 
 
 class _Nothing:
@@ -484,12 +461,6 @@ class _Nothing:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _higher(one: StepReport, other: StepReport) -> bool:
-    """Whether one step's peak on its main device is the higher one, an accelerator before the CPU."""
-    a, b = is_accelerator(one.main_device), is_accelerator(other.main_device)
-    return (a, one.peak.total_bytes) > (b, other.peak.total_bytes)
 
 
 def _cuda_devices() -> list[str]:

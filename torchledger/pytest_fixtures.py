@@ -36,7 +36,7 @@ from torchledger.gate.marks import Mark, MarkReader, merge_marks
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.quantities import measure_quantities
 from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
-from torchledger.ledger import Ledger
+from torchledger.ledger import Ledger, count_steps
 from torchledger.pytest_items import nearest_marks, param_id, place_flags, test_name
 from torchledger.render.verdicts import accept_budget, broken_only, render_broken
 from torchledger.report import Report
@@ -164,7 +164,7 @@ class Watch:
         self.budget = merge_marks([*marks, suite], param_id(item))
         self._is_marked = bool(marks)
         is_measured = self._is_marked or self.budget is not None
-        self._own = Ledger() if is_measured and find_fixtures()[0] is None else None
+        self._own = count_steps(Ledger()) if is_measured and find_fixtures()[0] is None else None
         self._reports: list[Report] | None = None
 
     @contextlib.contextmanager

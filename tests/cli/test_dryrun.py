@@ -150,3 +150,56 @@ def test_find_largest(limit: int) -> None:
 
     assert find_largest(1, 64, fits) == (None if limit < 1 else min(limit, 64))
     assert len(tried) == len(set(tried)) <= 14
+
+
+LOOPS = {
+    "closures": """
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 64, device="cuda")).sum()
+    loss.backward()
+    return loss
+while True:
+    optimizer.step(closure)
+""",
+    "LBFGS": """
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, tolerance_grad=0, tolerance_change=0)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 64, device="cuda")).square().sum()
+    loss.backward()
+    return loss
+while True:
+    optimizer.step(closure)
+""",
+    "updates by hand": """
+del optimizer
+while True:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+""",
+    "an idle optimizer": """
+idle = torch.optim.SGD([torch.zeros(1, device="cuda", requires_grad=True)], lr=0.1)
+while True:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_that_never_end_are_ended_after_their_steps(
+    loop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, path = tmp_path / "train.py", tmp_path / "report.json"
+    made = "import torch\nmodel = torch.nn.Linear(64, 64, bias=False, device='cuda')\n"
+    script.write_text(f"{made}optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{LOOPS[loop]}")
+    assert main(["dryrun", *ACCELERATOR, "--steps", "3", "--json", str(path), str(script)]) == 0
+    report = json.loads(path.read_text())
+    assert report["n_steps"] == 3
+    forwards = [step["flops"]["forward"] / (2 * 8 * 64 * 64) for step in report["steps"]]
+    assert forwards == ([2, 2, 2] if loop == "LBFGS" else [1, 1, 1])
+    assert report["remainder"] is None

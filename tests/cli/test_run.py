@@ -48,11 +48,11 @@ LIGHT = """
 import sys, types
 from synthetic import gpt_report
 class Ledger:
-    def __init__(self, tokens_per_step=None, _auto_step=False): assert _auto_step
+    def __init__(self, tokens_per_step=None): pass
     def __enter__(self): return self
     def __exit__(self, *error): pass
     report = property(lambda self: gpt_report())
-sys.modules["torchledger.ledger"] = types.SimpleNamespace(Ledger=Ledger)
+sys.modules["torchledger.ledger"] = types.SimpleNamespace(Ledger=Ledger, count_steps=lambda ledger: ledger)
 """
 
 

@@ -90,11 +90,11 @@ class _DryRun:
         self.ledger: Ledger
 
     def __enter__(self) -> None:
-        from torchledger.ledger import Ledger
+        from torchledger.ledger import Ledger, count_steps
 
         self.device = self._simulation.__enter__()
         try:
-            self.ledger = Ledger(_auto_step=True, _stop_after=self._steps)
+            self.ledger = count_steps(Ledger(), stop_after=self._steps)
             self.ledger.__enter__()
         except BaseException:
             self._simulation.__exit__(None, None, None)

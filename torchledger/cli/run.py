@@ -48,9 +48,9 @@ def execute(arguments: argparse.Namespace) -> int:
     path = None if arguments.json is None else rank_path(arguments.json, rank).absolute()
     if path is not None:
         check_writable(path)  # before the program has run for hours
-    from torchledger.ledger import Ledger  # brings torch, which no refusal above needs
+    from torchledger.ledger import Ledger, count_steps  # brings torch, which no refusal above needs
 
-    ledger = Ledger(tokens_per_step=arguments.tokens_per_step, _auto_step=True)
+    ledger = count_steps(Ledger(tokens_per_step=arguments.tokens_per_step))
     process = os.getpid()
     code = run_target(target, ledger)
     if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's

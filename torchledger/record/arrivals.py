@@ -19,12 +19,14 @@ from torchledger.journal.entries import (
 )
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
-from torchledger.record.places import BACKWARD, FORWARD, OUTSIDE_PHASE, RECOMPUTE, compiled_region
-from torchledger.record.storages import NO_PARAMETER, Cut, Made, plain_parts
+from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, compiled_region
+from torchledger.record.storages import NO_PARAMETER, Made, plain_parts
 from torchledger.record.watching import Watching
 
 COMPILED = "(compiled)"
 """The op of storages that come out of a compiled region."""
+_NOT_READING = (BACKWARD, OPTIMIZER, OUTSIDE_PHASE)
+"""Phases in which what is met is no batch."""
 _AccumulateGrad = internals.AccumulateGrad
 _Tensor = torch.Tensor
 _storage_of = torch.Tensor.untyped_storage
@@ -41,7 +43,7 @@ class Arrivals(Watching):
         if self.dynamo_is_about and (not tensor.is_leaf or (phase is BACKWARD and compiled_region(sys._getframe(2)))):
             # The buffers of a compiled region are never dispatched: its results are made now.
             made = (phase, self.place.stack[-1] if self.place.stack else OUTSIDE, COMPILED)
-        self.books.meet(tensor, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+        self.books.meet(tensor, read_by_forward=phase not in _NOT_READING, made=made)
 
     def meet_odd(self, args: Any, phase: str, error: Exception) -> None:
         """The same for arguments of all kinds (sparse, nested, wrapped), after plain ones failed with that error."""
@@ -79,7 +81,7 @@ class Arrivals(Watching):
         try:
             for value in kwargs.values():
                 if isinstance(value, _Tensor):
-                    self.books.meet(value, read_by_forward=phase is FORWARD or phase is RECOMPUTE, made=made)
+                    self.books.meet(value, read_by_forward=phase not in _NOT_READING, made=made)
         except Exception as error:
             self.fault("an output could not be entered", error)
 
@@ -157,9 +159,9 @@ class Arrivals(Watching):
             for number in range(books.first + first_new, books.first + len(books.blocks)):
                 books.roles[number] = books.roles.get(number, 0) | role
         if phase is OUTSIDE_PHASE:
-            if self.after_optimizer and self.next_step is None:
+            if self.stepping.waiting and self.stepping.next_step is None:
                 n_new = len(books.blocks) - first_new
-                self.next_step = Cut(len(books.events) - n_new, first_new)
+                self.stepping.next_step = books.here(n_new, n_products=entry.formula is not None)
             fresh = {books.first + i for i in range(first_new, len(books.blocks))}
             for key in [key for key, ref in reversed(books.live.items()) if ref.number in fresh][: len(fresh)]:
                 books.unread[key] = books.live.pop(key)

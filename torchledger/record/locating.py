@@ -51,8 +51,10 @@ class Locating(Arrivals):
         """(phase, module) of an op in an optimizer's step: its closure's forward is a forward."""
         stack = place.stack
         if len(stack) > self.runs[-1].depth:
-            return FORWARD, stack[-1]
+            return (FORWARD if _is_grad_enabled() else place.without_grad), stack[-1]
         if _is_grad_enabled() and any(isinstance(arg, _Tensor) and arg.requires_grad for arg in args):
+            if self.stepping.waiting:
+                self.forward_begins()
             return FORWARD, OUTSIDE
         return OPTIMIZER, OUTSIDE
 
@@ -103,8 +105,8 @@ class Locating(Arrivals):
             return (FORWARD, OUTSIDE, True) if in_function_forward() else (OUTSIDE_PHASE, OUTSIDE, False)
         around = self.subclass_op
         grew = grew or (around is not None and around.number == number and around.phase is FORWARD)
-        if grew and self.after_optimizer:
-            self.forward_after_optimizer()
+        if grew and self.stepping.waiting:
+            self.forward_begins()
         return (FORWARD if grew else OUTSIDE_PHASE), OUTSIDE, True
 
     def accumulating_module(self, node: Any) -> int:

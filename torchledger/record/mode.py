@@ -33,6 +33,7 @@ from torchledger.record.places import (
     OPTIMIZER,
     OUTSIDE_PHASE,
     Place,
+    Undecided,
     compiled_region,
     in_function_forward,
 )
@@ -130,16 +131,18 @@ class Recorder(Locating, TorchDispatchMode):
     def forked(self) -> None:
         """This process is a child of the one that records: nothing is recorded here, and nothing left."""
         self.thread = _get_ident()
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            self.after_fork()
+
+    def after_fork(self) -> None:
+        """Replaced by the ledger, which has no recorder in the child."""
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
         books = self.books
         return bool(books.products) or any(event >= 0 for event in books.events)
-
-    def forget_phase(self) -> None:
-        """A step begins: its first op says in which phase."""
-        self.phase = ""
 
     # The hot path
 
@@ -174,6 +177,8 @@ class Recorder(Locating, TorchDispatchMode):
                     if stack:
                         phase, module = FORWARD, stack[-1]
                         graph = _is_grad_enabled() or in_function_forward()
+                        if not graph:
+                            phase = place.without_grad
                     else:
                         phase, module, graph = self.locate_outside(place)
                 elif self.in_optimizer:
@@ -192,7 +197,7 @@ class Recorder(Locating, TorchDispatchMode):
                             ref = live.get(id(_storage_of(arg)))
                             if ref is None:
                                 self.meet(arg, phase)
-                            elif ref.parameter != -1 and phase is FORWARD:
+                            elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                 self.note_reader(ref.parameter, arg, entry, args, module)
                         elif t is list or t is tuple:
                             for item in arg:
@@ -200,7 +205,7 @@ class Recorder(Locating, TorchDispatchMode):
                                     ref = live.get(id(_storage_of(item)))
                                     if ref is None:
                                         self.meet(item, phase)
-                                    elif ref.parameter != -1 and phase is FORWARD:
+                                    elif ref.parameter != -1 and (phase is FORWARD or type(phase) is Undecided):
                                         self.note_reader(ref.parameter, item, entry, args, module)
             except Exception as error:
                 self.meet_odd(args, phase, error)

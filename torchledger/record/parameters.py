@@ -5,6 +5,7 @@ No tensor is held, not even weakly: `torch.utils.swap_tensors` refuses tensors w
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,7 @@ class ParameterBooks:
         self._known: dict[int, tuple[int, weakref.ref[Any], Any]] = {}
         """id(parameter) -> its number, and the module or optimizer and the key where it was found."""
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._found: dict[int, weakref.ref[Optimizer]] = {}
         self._rows: dict[int, ParameterRow] = {}
         self._old_rows: dict[int, ParameterRow] = {}
         self._homeless: set[int] = set()
@@ -57,8 +59,10 @@ class ParameterBooks:
         self._old_rows, self._rows = self._rows, {}
         for number, reference in list(self._holders.items()):
             module = reference()
-            if module is None:
+            if module is None:  # gone since, but the step was about it
                 del self._holders[number]
+                modules = self._names.parameter_modules
+                self._rows.update((n, row) for n, row in self._old_rows.items() if modules[n] == number)
             else:
                 self._enter_module(number, module)
         for key, optimizer_reference in list(self._optimizers.items()):
@@ -197,6 +201,38 @@ class ParameterBooks:
                     self._homeless.add(number)
                 self._enter(parameter, PARAMETER, number)
 
+    @internals.unseen
+    def versions(self) -> dict[int, tuple[int, bool]]:
+        """How often each parameter was written into, and whether it has a gradient, by number."""
+        found = {}
+        for reference in self._holders.values():
+            module = reference()
+            for parameter in () if module is None else module._parameters.values():
+                if parameter is not None and parameter.requires_grad and not is_lazy(parameter):
+                    found[id(parameter)] = (parameter._version, parameter.grad is not None)
+        return found
+
+    @internals.unseen
+    def search_optimizers(self) -> dict[int, weakref.ref[Optimizer]]:
+        """All optimizers that the program has made, also those that have not stepped yet, by id.
+
+        They are asked whom they train, and not entered. A search looks at all objects of the process: it is for the
+        first steps.
+        """
+        self._found = {id(optimizer): weakref.ref(optimizer) for optimizer in live_optimizers()}
+        return self._found
+
+    def trains(self, module: nn.Module) -> bool:
+        """Whether an optimizer that is known, or was found by a search, trains a parameter of the module."""
+        trained = {
+            id(parameter)
+            for reference in (*self._optimizers.values(), *self._found.values())
+            if (optimizer := reference()) is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return any(id(parameter) in trained for parameter in module.parameters())
+
     def enter_state(self, optimizer: Optimizer) -> None:
         """Enter every storage that is reachable from ``optimizer.state``."""
         books = self._books
@@ -218,6 +254,18 @@ class ParameterBooks:
         self._holders.clear()
         self._known.clear()
         self._optimizers.clear()
+        self._found.clear()
+
+
+def live_optimizers() -> list[Optimizer]:
+    """All optimizers that are alive and have parameters; wrappers that only look like one are left out."""
+    found = []
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), Optimizer):
+            own = candidate.__dict__
+            if "state" in own and any(group.get("params") for group in own.get("param_groups", ())):
+                found.append(candidate)
+    return found
 
 
 def tensors_in(value: Any, _seen: set[int] | None = None, _depth: int = 0) -> Iterator[torch.Tensor]:

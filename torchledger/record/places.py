@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from bisect import bisect_right
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,10 +18,22 @@ from torchledger.errors import UncountedOpError
 from torchledger.record.names import OUTSIDE, Names
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
-OUTSIDE_PHASE = "outside"
+OUTSIDE_PHASE, INFERENCE = "outside", "inference"
+
+
+class Undecided(str):
+    """The phase of a forward with grad mode off of a module that no known optimizer trains.
+
+    It is ``inference`` if one is found by the end of the step, else ``forward``.
+    """
+
+    __slots__ = ("module",)
+    module: int
+
 
 _get_sequence_nr = internals.get_sequence_nr
 _without_torch_function = internals.without_torch_function
+_is_grad_enabled = torch.is_grad_enabled
 
 
 Used: TypeAlias = tuple[tuple[int, ...], int]
@@ -77,14 +91,21 @@ class SubclassOp(NamedTuple):
     phase: str
 
 
+def _nothing() -> None:
+    return None
+
+
 class Run:
     """A backward or an optimizer step that is running."""
 
-    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "matched", "number", "thread")
+    __slots__ = ("create_graph", "depth", "frame", "is_backward", "log", "matched", "number", "optimizer", "thread")
 
-    def __init__(self, is_backward: bool, create_graph: bool, place: Place, frame: FrameType | None = None) -> None:
+    def __init__(
+        self, is_backward: bool, create_graph: bool, place: Place, optimizer: Optimizer | None = None, frame: Any = None
+    ) -> None:
         self.is_backward = is_backward
         self.create_graph = create_graph
+        self.optimizer: Callable[[], Optimizer | None] = _nothing if optimizer is None else weakref.ref(optimizer)
         self.thread = place.thread
         self.depth = len(place.stack)
         self.log = place.log
@@ -105,6 +126,9 @@ class Listener(Protocol):
     def note_batch(self, module: nn.Module, number: int, args: Any, kwargs: Any) -> None:
         """What a module that runs at the top is given."""
 
+    def phase_without_grad(self, module: nn.Module, number: int) -> str:
+        """The phase of a module that runs with grad mode off."""
+
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
 
@@ -116,6 +140,9 @@ class Listener(Protocol):
 
     def end_optimizer_run(self) -> None:
         """An optimizer's step ends, if it is what runs innermost."""
+
+    def optimizer_arrives(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step, before its run has begun."""
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
@@ -136,12 +163,16 @@ class Listener(Protocol):
 class Place:
     """One thread, as one ledger sees it."""
 
-    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread")
+    __slots__ = ("log", "numbers", "recorder", "seen_number", "stack", "thread", "without_grad", "without_grad_depth")
 
     def __init__(self, recorder: Listener, thread: int) -> None:
         self.recorder = recorder
         self.thread = thread
         self.stack: list[int] = []
+        self.without_grad = FORWARD
+        """The phase of what modules do while grad mode is off."""
+        self.without_grad_depth = 0
+        """How deep the stack was, with the outermost module that runs so; 0 if none does."""
         self.log = NodeLog()
         self.log.note(_get_sequence_nr(), OUTSIDE)
         self.numbers = recorder.names.module_numbers
@@ -161,11 +192,26 @@ class Place:
                 self.recorder.fault(f"{type(module).__name__} could not be entered", error)
                 number = self.numbers.get(id(module), OUTSIDE)
         stack.append(number)
+        if not _is_grad_enabled() and not self.without_grad_depth:
+            self.begin_without_grad(module, number)
         self.log.note(_get_sequence_nr(), number)
+
+    def begin_without_grad(self, module: nn.Module, number: int) -> None:
+        """A module runs with grad mode off: an evaluation, a frozen part, or a custom function's forward."""
+        if in_function_forward():  # the first pass of a reentrant checkpoint
+            return
+        self.without_grad_depth = len(self.stack)
+        try:
+            with _without_torch_function():
+                self.without_grad = self.recorder.phase_without_grad(module, number)
+        except Exception as error:
+            self.recorder.fault(f"the phase of {type(module).__name__} could not be told", error)
 
     def leave_modules(self, depth: int) -> None:
         """The innermost have run, or raised: so many still do. May be told twice."""
         stack = self.stack
+        if depth < self.without_grad_depth:
+            self.without_grad_depth, self.without_grad = 0, FORWARD
         del stack[depth:]
         number = _get_sequence_nr()
         self.log.note(number, stack[-1] if stack else OUTSIDE)
@@ -187,8 +233,13 @@ class Place:
 
     def begin_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer's step is about to run."""
+        try:
+            with _without_torch_function():
+                self.recorder.optimizer_arrives(optimizer)
+        except Exception as error:
+            self.recorder.fault(f"{type(optimizer).__name__} could not be placed", error)
         # The frame of the wrapper around `step` tells whether it still runs: no post-hook is called if it raises.
-        self.recorder.begin_run(Run(False, False, self, sys._getframe(2)))
+        self.recorder.begin_run(Run(False, False, self, optimizer, sys._getframe(2)))
         try:
             with _without_torch_function():
                 self.recorder.optimizer_begins(optimizer)

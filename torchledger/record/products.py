@@ -18,10 +18,12 @@ from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import (
     BACKWARD,
     FORWARD,
+    INFERENCE,
     RECOMPUTE,
     Place,
     Run,
     SubclassOp,
+    Undecided,
     Used,
     compiled_region,
     in_function_forward,
@@ -114,9 +116,12 @@ def post_product(
             flags |= flag
     dtype = dtype or _first_dtype(books, args)
     link: tuple[Any, ...] = ()
-    if phase is not BACKWARD:
+    parts: _Parts
+    if phase is INFERENCE:
+        parts = ()  # no evidence of what trains
+    elif phase is not BACKWARD:
         parts, found = _forward_parts(books, cost, found)
-        if phase is FORWARD or phase is RECOMPUTE:
+        if phase is FORWARD or phase is RECOMPUTE or type(phase) is Undecided:
             flags = _remember_forward(recorder, place, cost, found, flags)
             segment, again = recorder.segment()
             flags |= again

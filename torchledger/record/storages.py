@@ -14,6 +14,7 @@ import torch
 from torchledger.journal.entries import (
     EXTERNAL,
     LATE,
+    NO_SEGMENT,
     PARAMETER,
     READ_BY_FORWARD,
     SETTLED_SHIFT,
@@ -53,10 +54,19 @@ Made = tuple[str, int, str]
 
 
 class Cut(NamedTuple):
-    """A moment of the open step: how many events and blocks it had."""
+    """A moment of the open step: how long each list of the journal was, and what was counted."""
 
     events: int
     blocks: int
+    marks: int
+    products: int
+    copies: int
+    batches: int
+    segments: int
+    global_excess: int
+    uncounted: dict[str, int]
+    readers: dict[tuple[int, str], tuple[str, int, int]] | None = None
+    """Who had read which parameter by then, after `Books.turn`."""
 
 
 class Books:
@@ -272,44 +282,86 @@ class Books:
         `settle` must follow: the roles of what lives on still need the categories that the step gave them.
         """
         at = at or self.here()
-        events, later = self.events[: at.events], self.events[at.events :]
-        del self.events[: at.events]
+        later = self.events[at.events :]
         first, carried, blocks = self.first, self.carried, self.blocks
         boundary = first + at.blocks
+        readers, readers_since = self._split_readers(at)
         journal = Journal(
             index=index,
             first=first,
             carried=carried,
             blocks=blocks[: at.blocks],
-            events=events,
-            marks=[mark for mark in self.marks if mark[0] <= at.events],
+            events=self.events[: at.events],
+            marks=self.marks[: at.marks],
             roles={n: role for n, role in self.roles.items() if n < boundary} if later else self.roles,
-            products=self.products,
-            copies=self.copies,
-            uncounted=self.uncounted,
-            inplace_adds=self.inplace_adds,
+            products=self.products[: at.products],
+            copies=self.copies[: at.copies],
+            uncounted=at.uncounted,
+            inplace_adds=[pair for pair in self.inplace_adds if pair[0] < at.events],
             sites=self.sites,
-            global_excess=self.global_excess,
-            **self._evidence(),
+            global_excess=at.global_excess,
+            segments=[sum(done.values()) for done in self.segments[: at.segments]],
+            enclosing=self.enclosing[: at.segments],
+            readers=[Reader(number, op, *rest) for (number, op), rest in readers.items()],
+            batches=self.batches[: at.batches],
         )
         alive = {ref.number for ref in (*self.live.values(), *self.unread.values()) if ref.number < boundary}
         alive.update(~event for event in later if event < 0 and ~event < boundary)
         self.carried = {n: blocks[n - first] if n >= first else carried[n] for n in sorted(alive)}
         self.first = boundary
         self.blocks = blocks[at.blocks :]
-        self.marks = [
-            (position - at.events, kind, value) for position, kind, value in self.marks if position > at.events
-        ]
-        self.n_products_before += len(self.products)
-        self.products, self.copies = [], []
-        self.readers, self.batches, self.segments, self.segment_numbers, self.enclosing = {}, [], [], {}, []
-        self.uncounted, self.inplace_adds = {}, []
-        self.global_excess = 0
+        del self.events[: at.events]  # the same list: weak references' callbacks append to it
+        self.marks = [(max(position - at.events, 0), kind, value) for position, kind, value in self.marks[at.marks :]]
+        self.n_products_before += at.products
+        self.products = [_moved(row, at) for row in self.products[at.products :]]
+        self.copies, self.batches = self.copies[at.copies :], self.batches[at.batches :]
+        self.segments = self.segments[at.segments :]
+        self.segment_numbers = {key: n - at.segments for key, n in self.segment_numbers.items() if n >= at.segments}
+        self.enclosing = [_moved_segment(around, at.segments) for around in self.enclosing[at.segments :]]
+        self.readers = readers_since
+        self.uncounted = {op: n for op, calls in self.uncounted.items() if (n := calls - at.uncounted.get(op, 0))}
+        self.inplace_adds = [(place - at.events, old) for place, old in self.inplace_adds if place >= at.events]
+        self.global_excess -= at.global_excess
         return journal
 
-    def here(self) -> Cut:
-        """This moment, to cut at later."""
-        return Cut(len(self.events), len(self.blocks))
+    def _split_readers(self, at: Cut) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Who read which parameter before and after a moment; positions count from the step that they are in."""
+        before = at.readers
+        since = self.readers
+        if before is None:
+            before = {key: found for key, found in since.items() if found[2] <= at.blocks}
+            since = {key: found for key, found in since.items() if found[2] > at.blocks}
+        return before, {key: (how, module, max(n - at.blocks, 0)) for key, (how, module, n) in since.items()}
+
+    def here(self, n_new: int = 0, n_products: int = 0) -> Cut:
+        """This moment, or the one before the last so many blocks were allocated and products ran, to cut at later."""
+        return Cut(
+            len(self.events) - n_new,
+            len(self.blocks) - n_new,
+            len(self.marks),
+            len(self.products) - n_products,
+            len(self.copies),
+            len(self.batches),
+            len(self.segments),
+            self.global_excess,
+            dict(self.uncounted),
+        )
+
+    def turn(self, at: Cut) -> Cut:
+        """Begin a new page at that moment: a step may have ended there, which only what follows can tell."""
+        found, self.readers = at._replace(readers=self.readers), {}
+        return found
+
+    def turn_back(self, at: Cut) -> None:
+        """No step ended where a page was turned."""
+        self.readers = {**self.readers, **(at.readers or {})}
+
+    def after_frees(self, at: Cut) -> Cut:
+        """The moment after what was freed before anything else was allocated: gradients set to None, say."""
+        end = at.events
+        while end < len(self.events) and self.events[end] < 0:
+            end += 1
+        return at._replace(events=end)
 
     def settle(self, categories: dict[int, int]) -> None:
         """After `cut`: keep the roles of the blocks that live on, with the category that the step gave each."""
@@ -333,6 +385,24 @@ class Books:
         if name is None:
             name = self.dtype_names[dtype] = str(dtype).removeprefix("torch.")
         return name
+
+
+def _moved(row: ProductRow, at: Cut) -> ProductRow:
+    """A product's row in the step that begins at that moment: links to what ran before it are gone."""
+    if not row[9]:
+        return row
+    origin, flags, segment, *rest = row[9]
+    origin = origin - at.products if origin >= at.products else -1
+    segment = segment - at.segments if segment >= at.segments else NO_SEGMENT
+    return (*row[:9], (origin, flags, segment, *rest))
+
+
+def _moved_segment(around: int, n: int) -> int:
+    """The segment around another (see `Journal.enclosing`) after the first ``n`` are gone."""
+    if around >= 0:
+        return around - n if around >= n else NO_SEGMENT
+    index = NO_SEGMENT - 1 - around
+    return NO_SEGMENT - 1 - (index - n) if index >= n else NO_SEGMENT
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:

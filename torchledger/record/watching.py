@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +17,22 @@ from torchledger.journal.entries import Batch
 from torchledger.record import patches
 from torchledger.record.names import OUTSIDE, Names
 from torchledger.record.parameters import ParameterBooks
-from torchledger.record.places import BACKWARD, OPTIMIZER, OUTSIDE_PHASE, Place, Run, is_running
+from torchledger.record.places import (
+    BACKWARD,
+    FORWARD,
+    INFERENCE,
+    OPTIMIZER,
+    OUTSIDE_PHASE,
+    Place,
+    Run,
+    Undecided,
+    is_running,
+)
+from torchledger.record.stepping import ByHand, Stepping
 from torchledger.record.storages import Books, Cut, shape_of
 
+_MOST_SEARCHES = 3
+"""Steps in which all objects are searched for optimizers, to tell an evaluation from a frozen module's forward."""
 _get_ident = threading.get_ident
 
 
@@ -36,13 +51,20 @@ class Watching:
         self.runs: list[Run] = []
         self.in_optimizer = False
         self.phase = ""
+        self._n_searches = 0
+        self._without_grad: dict[int, str] = {}
+        """The phase of modules that ran with grad mode off in the open step, by number."""
+        self.undecided: dict[Undecided, weakref.ref[nn.Module]] = {}
         self.node_number = -1
         self.dynamo_is_about = False
         self.record_fake = False
-        self.after_optimizer = False
-        self.next_step: Cut | None = None
+        self.stepping: Stepping = ByHand()
+        self.end_step: Callable[[Cut], None] = lambda _: None
+        """What ends a step at a moment that the policy names: the ledger's."""
         self.faults: list[str] = []
         self._steps_of: dict[int, int] = {}
+        self.n_backwards = 0
+        """Backwards that ran outside of any optimizer's step."""
         self.n_runs = 0
         """Backwards and optimizer steps of the open step so far."""
         self.optimizer_steps = 0
@@ -83,8 +105,7 @@ class Watching:
         if number is None:
             self.add_model(module, given=False)
             number = self.names.module_numbers[id(module)]
-        if self.after_optimizer and not self.runs:
-            self.forward_after_optimizer()
+        self.forward_begins()
         return number
 
     def note_batch(self, module: nn.Module, number: int, args: Any, kwargs: Any) -> None:
@@ -103,14 +124,57 @@ class Watching:
         if first is not None:
             self.books.batches.append(Batch(number, torch.is_grad_enabled(), integers, first))
 
-    def forward_after_optimizer(self) -> None:
-        """A step has ended, in a program that does not say so: what was made outside since belongs to the next one."""
-        at = self.next_step or self.books.here()
-        self.after_optimizer, self.next_step = False, None
-        self.forward_begins_after_optimizer(at)
+    def forward_begins(self) -> None:
+        """A model's forward begins, or without a model what makes a graph: a step may have ended before it."""
+        if not self.stepping.waiting:
+            return
+        if not torch.is_grad_enabled():
+            if not self.runs:
+                self.stepping.inference_begins()
+            return
+        if any(run.is_backward for run in self.runs):
+            return
+        optimizer = self.runs[0].optimizer() if self.runs else None
+        if (at := self.stepping.training_forward_begins(optimizer)) is not None:
+            self.end_step(at)
+        else:
+            self.phase = ""  # a page was turned: the next op says in which phase
 
-    def forward_begins_after_optimizer(self, at: Cut) -> None:
-        """Overridden by the ledger."""
+    def phase_without_grad(self, module: nn.Module, number: int) -> str:
+        """The phase of a module that runs with grad mode off: `inference` if an optimizer trains a part of it."""
+        found = self._without_grad.get(number)
+        if found is None:
+            found = self._without_grad[number] = self._decide_without_grad(module, number)
+        return found
+
+    def _decide_without_grad(self, module: nn.Module, number: int) -> str:
+        if self.parameters.trains(module):
+            return INFERENCE
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return FORWARD
+        undecided = Undecided(f"undecided {number}")
+        undecided.module, self.undecided[undecided] = number, weakref.ref(module)
+        return undecided
+
+    def decide_phases(self) -> dict[str, str]:
+        """What the undecided phases of the open step turned out to be."""
+        if self.undecided and self._n_searches < _MOST_SEARCHES:
+            self._n_searches += 1
+            self.parameters.search_optimizers()
+        found = {}
+        for phase, reference in self.undecided.items():
+            module = reference()
+            trained = module is not None and self.parameters.trains(module)
+            found[str(phase)] = INFERENCE if trained else FORWARD
+        return found
+
+    def forget_phases(self) -> None:
+        """A step begins: its first op says in which phase, and who is trained is looked up anew."""
+        self.phase = ""
+        self._without_grad.clear()
+        if not self.books.blocks:  # else a step was cut in retrospect, and the open one has phases to decide
+            running = [place.without_grad for place in self.places.values()]
+            self.undecided = {phase: module for phase, module in self.undecided.items() if phase in running}
 
     def add_model(self, model: nn.Module, *, given: bool) -> None:
         """Name a model's modules and enter its parameters, buffers and gradients."""
@@ -143,7 +207,11 @@ class Watching:
 
     def end_runs(self, n_running: int) -> None:
         """So many of them still run."""
+        ended = self.runs[n_running:]
         del self.runs[n_running:]
+        if ended and ended[0].is_backward and not self.runs and not ended[0].create_graph:
+            self.n_backwards += 1
+            self.stepping.backward_ends()
         self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
         self.node_number = -1
         self.phase = ""
@@ -162,6 +230,12 @@ class Watching:
             self.runs.pop()
         self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
 
+    def optimizer_arrives(self, optimizer: Optimizer) -> None:
+        """An optimizer's step is about to begin: if no other's runs, a step may have ended before it."""
+        self.drop_dead_runs()
+        if all(run.is_backward for run in self.runs) and (at := self.stepping.optimizer_begins(optimizer)):
+            self.end_step(at)
+
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Enter what its parameters hold now."""
         self.parameters.before_step(optimizer)
@@ -169,7 +243,8 @@ class Watching:
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Enter its state."""
         self.parameters.after_step(optimizer)
-        self.after_optimizer, self.next_step = True, None
+        if sum(not run.is_backward for run in self.runs) <= 1:
+            self.stepping.optimizer_ends(optimizer)
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.optimizer_steps = max(self._steps_of.values())
 

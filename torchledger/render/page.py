@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchledger.journal.statements import MemoryStatement, RunStatement, StepReport
+from torchledger.journal.statements import PHASES, MemoryStatement, RunStatement, StepReport
 from torchledger.read.utilization import read_utilization
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.render.rows import has_allocator_reading, step_shown
@@ -47,7 +47,7 @@ def _sections(run: RunStatement) -> Iterator[Section]:
     device = run.main_device if run.main_device in step.memory else step.main_device
     if device in step.memory:
         yield from _memory_sections(step, device)
-    notes = dict.fromkeys(clean(note) for memory in step.memory.values() for note in memory.notes)
+    notes = dict.fromkeys(clean(note) for note in _notes_of(step))
     if notes:
         yield Facts("Notes", tuple(("note", note) for note in notes))
 
@@ -76,7 +76,18 @@ def _summary(run: RunStatement, step: StepReport | None) -> Iterator[tuple[str, 
         peak = run.peak
         where = f", in {peak.phase} at {clean(peak.op)} of {module_label(peak.module)}" if peak.op else ""
         yield "peak", f"{format_bytes(peak.total_bytes)} on {clean(run.main_device)}{where}"
+    if run.remainder is not None:
+        yield "remainder", _remainder_line(run.remainder)
     yield "duration", f"{format_seconds(step.duration_s)} under recording, which takes longer than the step by itself"
+
+
+def _remainder_line(remainder: StepReport) -> str:
+    """What ran after the last step: an evaluation, say."""
+    flops = remainder.flops
+    phases = (
+        ", ".join(f"{format_flops(n)} of {phase}" for phase in PHASES if (n := getattr(flops, phase))) or "no product"
+    )
+    return f"what ran after the last step, in no number here: {phases}; peak {format_bytes(remainder.peak.total_bytes)}"
 
 
 def _steps_line(run: RunStatement, step: StepReport) -> str:
@@ -164,3 +175,9 @@ def _peak_facts(memory: MemoryStatement, device: str) -> Iterator[tuple[str, str
 
 def _both(nbytes: int) -> str:
     return f"{format_bytes(nbytes)} ({format_count(nbytes)} bytes)"
+
+
+def _notes_of(step: StepReport) -> Iterator[str]:
+    yield from step.notes
+    for memory in step.memory.values():
+        yield from memory.notes

@@ -92,7 +92,7 @@ def flop_bridge(
     return Bridge(
         predicted=6 * n * n_tokens,
         terms=drafts.terms(closed),
-        measured=step.flops.total,
+        measured=step.flops.total - step.flops.inference,
         rule=f"6·N·D, N {n:,} parameters, D {n_tokens:,} tokens ({tokens_from})",
         notes=tuple(_notes(step, spec)),
         closed_form=None if spec is None or closed is None else 6 * spec.n_params * n_tokens + sum(closed.values()),
@@ -203,6 +203,8 @@ def _notes(step: StepReport, spec: TransformerSpec | None) -> Iterable[str]:
     flops, n = step.flops, step.evidence.n_parameters
     if spec is not None and spec.n_params != n:
         yield f"the spec has {spec.n_params:,} parameters, not {n:,}: its closed forms are those of another model"
+    if flops.inference:
+        yield f"{flops.inference:,} FLOP of inference, which 6·N·D does not speak of, are left out of what was measured"
     if flops.compiled_regions:
         yield (
             f"{flops.compiled_regions} compiled regions: products that the compiler put into kernels of its own are in "
