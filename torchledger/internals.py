@@ -95,6 +95,10 @@ optimizer_post_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_
 """The hooks that run after it."""
 without_torch_function: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
 """A context in which no torch function mode or subclass of the program's is told what we read."""
+functions_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_enabled")
+"""Whether tensor subclasses are told of calls, on this thread."""
+no_torch_function: Final[Any] = _required("_C._disabled_torch_function_impl")
+"""The `__torch_function__` of subclasses that do without one."""
 function_modes_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_mode_enabled")
 """Whether a torch function mode is on, on this thread."""
 make_grads: Final[Any] = _optional("autograd._make_grads")
@@ -186,6 +190,12 @@ def unseen(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def has_torch_function(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's class is told of the calls that it is given to."""
+    kind: Any = type(tensor)
+    return kind not in TrueTensorTypes and kind.__torch_function__ is not no_torch_function
 
 
 def is_plain_module_call(function: Any) -> bool:

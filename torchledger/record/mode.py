@@ -50,7 +50,8 @@ _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
 _current_node = internals.current_autograd_node
 _push_mode, _pop_mode = internals.push_dispatch_mode, internals.pop_dispatch_mode
-_function_modes_on, _without_torch_function = internals.function_modes_on, internals.without_torch_function
+_function_modes_on, _functions_on = internals.function_modes_on, internals.functions_on
+_without_torch_function = internals.without_torch_function
 _AccumulateGrad = internals.AccumulateGrad
 _engine_code = internals.engine_run_backward.__code__
 _is_grad_enabled = torch.is_grad_enabled
@@ -147,7 +148,8 @@ class Recorder(Locating, TorchDispatchMode):
     # The hot path
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _function_modes_on():  # torch tells them of no op of a scripted function: nor do we, of what we read
+        if _function_modes_on() or (self.has_subclasses and _functions_on()):
+            # Torch itself tells nobody of the ops of a scripted function, or of most in a backward: nor do we.
             with _without_torch_function():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         entry = self.entries.get(id(func))

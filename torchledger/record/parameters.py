@@ -41,7 +41,7 @@ class ParameterBooks:
         """Parameters that no module holds, but an optimizer."""
         self._read_this_step: set[int] = set()
         """Optimizers whose state was entered after their step: it is not looked through again when the step ends."""
-        self.has_fake_tensors = False
+        self.has_fake_tensors = self.has_subclasses = False
 
     # Models
 
@@ -147,6 +147,7 @@ class ParameterBooks:
         new = ref is None or not books.roles.get(ref.number, 0) & role
         if new:
             self.has_fake_tensors = self.has_fake_tensors or type(tensor).__name__ == "FakeTensor"
+            self.has_subclasses = self.has_subclasses or internals.has_torch_function(tensor)
             if number >= 0:
                 books.enter_parameter(tensor, number, module)
             else:

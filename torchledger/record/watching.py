@@ -58,6 +58,8 @@ class Watching:
         self.node_number = -1
         self.dynamo_is_about = False
         self.record_fake = False
+        self.has_subclasses = False
+        """Whether the program has tensors whose class is told of calls, by `__torch_function__`."""
         self.stepping: Stepping = ByHand()
         self.end_step: Callable[[Cut], None] = lambda _: None
         """What ends a step at a moment that the policy names: the ledger's."""
@@ -116,6 +118,7 @@ class Watching:
         first: tuple[int, ...] | None = None
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
+                self.has_subclasses = self.has_subclasses or internals.has_torch_function(value)
                 shape = (value.numel(),) if value.is_nested else shape_of(value)
                 first = shape if first is None else first
                 if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
@@ -181,6 +184,7 @@ class Watching:
         self.names.add_root(model, given=given)
         self.parameters.add_model(model)
         self.record_fake |= self.parameters.has_fake_tensors
+        self.has_subclasses |= self.parameters.has_subclasses
 
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
@@ -239,6 +243,7 @@ class Watching:
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Enter what its parameters hold now."""
         self.parameters.before_step(optimizer)
+        self.has_subclasses |= self.parameters.has_subclasses
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Enter its state."""
