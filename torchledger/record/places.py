@@ -198,8 +198,6 @@ class Place:
 
     def begin_without_grad(self, module: nn.Module, number: int) -> None:
         """A module runs with grad mode off: an evaluation, a frozen part, or a custom function's forward."""
-        if in_function_forward():  # the first pass of a reentrant checkpoint
-            return
         self.without_grad_depth = len(self.stack)
         try:
             with _without_torch_function():
