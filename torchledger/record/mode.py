@@ -163,13 +163,15 @@ class Recorder(Locating, TorchDispatchMode):
         kind = entry.kind
         if not kind or (kind == _INPLACE and self.in_optimizer):
             return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+        books = self.books
+        if books.dead:
+            books.bury()
         try:
             if kind < _GENERAL:
                 return self.quick(entry, args, kwargs)
             node: Any = None
             graph = True
             phase, module = OUTSIDE_PHASE, OUTSIDE
-            books = self.books
             live = books.live
             place = self.place
             # Where are we?
@@ -235,6 +237,8 @@ class Recorder(Locating, TorchDispatchMode):
             if entry.formula is not None:
                 post_product(self, entry, args, kwargs, out, phase, module, place, node)
             # Which storages came?
+            if books.dead:
+                books.bury()
             first_new = len(books.blocks)
             if type(out) is _Tensor:
                 storage = _storage_of(out)

@@ -56,6 +56,7 @@ class ParameterBooks:
 
     def enter_all(self) -> None:
         """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
+        self._books.bury()
         self._old_rows, self._rows = self._rows, {}
         for number, reference in list(self._holders.items()):
             module = reference()

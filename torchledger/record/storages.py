@@ -6,7 +6,8 @@ A storage is known by identity. Its weak reference carries the number of its blo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -100,22 +101,27 @@ class Books:
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
-        self.died = self._make_died()
+        self.dead: deque[Ref] = deque()
+        """Storages that have gone, and are to be buried before anything else is looked up or noted."""
+        self.died = self.dead.append
+        """What the weak references call. No function of Python: an interrupt that came in it would be lost."""
 
-    def _make_died(self) -> Callable[[Ref], None]:
-        live_pop, unread_pop, event = self.live.pop, self.unread.pop, self.events.append
-
-        def died(ref: Ref) -> None:
-            event(~ref.number)
-            if live_pop(ref.key, None) is None:
-                unread_pop(ref.key, None)
-
-        return died
+    def bury(self) -> None:
+        """Note the deaths since the last call."""
+        live, unread, events = self.live, self.unread, self.events
+        while self.dead:
+            ref = self.dead.popleft()
+            events.append(~ref.number)
+            if live.get(ref.key) is ref:
+                del live[ref.key]
+            elif unread.get(ref.key) is ref:
+                del unread[ref.key]
 
     def close(self) -> None:
         """Forget all storages; nothing that lives on is watched any more."""
         self.live.clear()
         self.unread.clear()
+        self.dead.clear()
 
     # Meeting storages
 
@@ -153,6 +159,7 @@ class Books:
         self, tensor: torch.Tensor, *, read_by_forward: bool = False, written: bool = False, made: Made | None = None
     ) -> None:
         """Enter the storages of an argument that is not among the live ones: ``made`` now, unseen, or there before."""
+        self.bury()
         for part in plain_parts(tensor):
             storage = storage_of(part)
             key = id(storage)
@@ -171,6 +178,7 @@ class Books:
 
         Those not met yet were ``made`` now, unseen, or there before.
         """
+        self.bury()
         live, roles = self.live, self.roles
         for part in plain_parts(tensor):
             storage = storage_of(part)
@@ -231,6 +239,7 @@ class Books:
 
     def resized(self, storage: torch.UntypedStorage, phase: str, module: int) -> None:
         """A storage has another size: its block went and another came, with the same roles."""
+        self.bury()
         key = id(storage)
         ref = self.live.get(key) or self.unread.get(key)
         if ref is None:
@@ -251,6 +260,7 @@ class Books:
 
     def peek(self, index: int) -> Journal:
         """The journal of the step so far, as if it ended here; the books stay open."""
+        self.bury()
         return Journal(
             index=index,
             first=self.first,
@@ -281,6 +291,7 @@ class Books:
 
         `settle` must follow: the roles of what lives on still need the categories that the step gave them.
         """
+        self.bury()
         at = at or self.here()
         later = self.events[at.events :]
         first, carried, blocks = self.first, self.carried, self.blocks
@@ -335,6 +346,7 @@ class Books:
 
     def here(self, n_new: int = 0, n_products: int = 0) -> Cut:
         """This moment, or the one before the last so many blocks were allocated and products ran, to cut at later."""
+        self.bury()
         return Cut(
             len(self.events) - n_new,
             len(self.blocks) - n_new,

@@ -194,6 +194,7 @@ class Watching:
         run.number = self.n_runs
         self.in_optimizer = not run.is_backward
         self.node_number = -1
+        self.books.bury()
         position = len(self.books.events)
         if run.is_backward:
             self.books.marks.append((position, "backward", ""))
