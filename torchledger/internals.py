@@ -200,10 +200,11 @@ def has_torch_function(tensor: torch.Tensor) -> bool:
 
 def is_plain_module_call(function: Any) -> bool:
     """Whether a function is torch's own `nn.Module.__call__`, which does no more than choose what it calls."""
+    code = getattr(function, "__code__", None)
     return (
         function is getattr(torch.nn.Module, "_wrapped_call_impl", None)
-        and getattr(function, "__code__", None) is not None
-        and function.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+        and code is not None
+        and code.co_names == ("_compiled_call_impl", "_call_impl")
     )
 
 

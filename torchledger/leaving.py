@@ -109,8 +109,8 @@ class Block(Protocol):
 class GuardedExit:
     """An `__exit__` without which no `with` statement ends.
 
-    Python may raise an interrupt when it enters `__exit__`, before the first line there. A `with` statement holds what it
-    looks up here until it is over: if the block is still open when that goes, it is left then.
+    Python may raise an interrupt when it enters `__exit__`, before the first line there. A `with` statement holds what
+    it looks up here until it is over: if the block is still open when that goes, it is left then.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -301,7 +301,7 @@ class Ledger:
             if (owner := ledger()) is not None:
                 owner._recorder, owner._forked = None, True
 
-        recorder.end_step, recorder.after_fork = end_step, forked
+        recorder.end_step, recorder.when_forked = end_step, forked
         try:
             for model in alive(self._models):
                 recorder.add_model(model, given=True)

@@ -1,7 +1,7 @@
 """Changes to torch and Python that are made for a while, and taken back.
 
-An interrupt may come between any two lines. So what takes a change back is noted before the change is made, does nothing
-where none was made, may run twice, and is forgotten only once it has run.
+An interrupt may come between any two lines. So what takes a change back is noted before the change is made, does
+nothing where none was made, may run twice, and is forgotten only once it has run.
 """
 
 from __future__ import annotations

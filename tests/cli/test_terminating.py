@@ -1,4 +1,4 @@
-"""SIGTERM ends a program that `torchledger run` runs, and the report is written. Oracle: Python itself, and real signals."""
+"""SIGTERM ends a program that `torchledger run` runs, with its report. Oracle: Python itself, and real signals."""
 
 from __future__ import annotations
 

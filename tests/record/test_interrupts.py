@@ -5,6 +5,7 @@ They are raised at the n-th line of ours that runs, for n over all of a block; a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -119,7 +120,9 @@ def positions(loop: Loop, part: str, most: int) -> range:
     return range(1, n_lines + 1, max(1, n_lines // most))
 
 
-@pytest.mark.parametrize(("part", "most"), [("entering", 250), ("training", 250), ("ending a step", 100), ("leaving", 400)])
+@pytest.mark.parametrize(
+    ("part", "most"), [("entering", 250), ("training", 250), ("ending a step", 100), ("leaving", 400)]
+)
 @pytest.mark.filterwarnings("ignore:Exception ignored")
 def test_an_interrupt_at_any_line(loop: Loop, part: str, most: int) -> None:
     before = torch_state()
@@ -166,10 +169,8 @@ def test_a_ledger_goes_on_after_an_interrupt_that_the_program_catches(loop: Loop
         with tl.Ledger(loop.model, loop.optimizer) as ledger:
             with Interrupter(at) as interrupter:
                 interrupter.on = True
-                try:
+                with contextlib.suppress(KeyboardInterrupt):
                     loop.model(loop.x).sum().backward()
-                except KeyboardInterrupt:
-                    pass
             assert ledger._recorder is not None
             assert ledger._recorder.place.stack == [], interrupter.where
             assert ledger._recorder.runs == [], interrupter.where
@@ -196,24 +197,26 @@ def test_modes_of_the_programs_own_stay(loop: Loop) -> None:
                 assert torch_state() == before, where
 
 
+def wrap_modules() -> Any:
+    """Patch the module calls as another tool would."""
+    ours = nn.Module.__call__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    return call
+
+
 def test_an_interrupt_while_a_patch_of_another_tool_lies_on_ours(loop: Loop) -> None:
     original = nn.Module.__call__
     for at in positions(loop, "leaving", 40):
-        patches: list[Any] = []
-
-        def begins(name: str) -> None:
-            if name == "leaving" and nn.Module.__call__ is not original:
-                ours = nn.Module.__call__
-                patches.append(lambda *args, **kwargs: ours(*args, **kwargs))  # noqa: B023
-                nn.Module.__call__ = patches[0]  # type: ignore[method-assign]
-            interrupter.on = name == "leaving"  # noqa: B023
-
-        with Interrupter(at) as interrupter:
-            try:
-                loop.run(tl.Ledger(), begins)
-            except KeyboardInterrupt:
-                pass
-        assert nn.Module.__call__ is patches[0]
+        ledger = tl.Ledger()
+        with Interrupter(at) as interrupter, contextlib.suppress(KeyboardInterrupt), ledger:
+            loop.model(loop.x)
+            theirs = wrap_modules()
+            interrupter.on = True
+        assert nn.Module.__call__ is theirs
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 

@@ -132,7 +132,7 @@ def with_updates_by_hand(after: Callable[[], None]) -> None:
         model(torch.randn(4, 8)).sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                parameter.sub_(parameter.grad, alpha=0.1)  # type: ignore[arg-type]
                 parameter.grad = None
         after()
 

@@ -46,8 +46,8 @@ def run_target(target: Target, around: contextlib.AbstractContextManager[object]
     """Runs a program to its end inside ``around`` and returns its exit code.
 
     What it prints passes through. An exception that it does not catch is printed as Python prints it, without our
-    frames, and gives 1; an interrupt gives 130, and SIGTERM 143. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the program's from
-    then on, so that what it left for the interpreter's exit still finds them.
+    frames, and gives 1; an interrupt gives 130, and SIGTERM 143. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the
+    program's from then on, so that what it left for the interpreter's exit still finds them.
 
     Raises:
         UsageError: there is no such script or module.

@@ -1,4 +1,4 @@
-"""SIGTERM: what a cluster or a container sends before it kills. A program that leaves it alone still gets its report."""
+"""SIGTERM: what a cluster or a container sends before it kills. A program that leaves it alone has its report yet."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Terminated(BaseException):
 def until_terminated() -> Iterator[None]:
     """Raise `Terminated` inside when SIGTERM comes.
 
-    A handler of the program's own wins, also one that calls ours in its turn, and SIGTERM ends forked children at once, as
-    it would without us. Once it has come it is ignored: who sends it twice would lose the report. Only the main thread can
-    do this: elsewhere nothing changes.
+    A handler of the program's own wins, also one that calls ours in its turn, and SIGTERM ends forked children at once,
+    as it would without us. Once it has come it is ignored: who sends it twice would lose the report. Only the main
+    thread can do this: elsewhere nothing changes.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -72,6 +73,8 @@ class Recorder(Locating, TorchDispatchMode):
         self.in_inference_mode = False
         self.n_forks = 0
         """How often this process was forked while it recorded: children record nothing."""
+        self.when_forked: Callable[[], None] = lambda: None
+        """Called in a child."""
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
@@ -135,10 +138,7 @@ class Recorder(Locating, TorchDispatchMode):
         try:
             self.stop()
         finally:
-            self.after_fork()
-
-    def after_fork(self) -> None:
-        """Replaced by the ledger, which has no recorder in the child."""
+            self.when_forked()
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""

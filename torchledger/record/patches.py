@@ -156,7 +156,7 @@ def _patch_modules(installation: _Installation) -> None:
     # What it does is known then, and done here without a call more: deep models need each.
     is_plain = internals.is_plain_module_call(original)
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         watchers = watchers_of(ident())
         if watchers is None:
             return original(self, *args, **kwargs)
