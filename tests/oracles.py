@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,12 +12,50 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+BOXED_BYTES = 8
+"""A Python number that an op keeps as a tensor."""
+
 
 def profiler_bytes(run: Callable[[], Any], *, between_ops: bool = False) -> tuple[int, int]:
     """(highest running sum, last running sum) of the CPU allocator's events during a call, from `torch.profiler`.
 
     ``between_ops`` leaves out what an op takes and gives back inside itself, which no dispatch shows.
     """
+    events = _memory_events(run)
+    return _highest_and_last(events, _inside_ops(events) if between_ops else set())
+
+
+def profiler_peaks(run: Callable[[], Any]) -> tuple[int, int]:
+    """The highest running sum without and with what ops take and give back inside themselves; boxed numbers in none."""
+    events = _without_boxed(_memory_events(run))
+    return _highest_and_last(events, _inside_ops(events))[0], _highest_and_last(events, set())[0]
+
+
+def _without_boxed(events: list[Any]) -> list[Any]:
+    boxed: set[int] = set()
+    found = []
+    for event in events:
+        _, nbytes, pointer, ops = event
+        if 0 < nbytes <= BOXED_BYTES and not ops:
+            boxed.add(pointer)
+        elif nbytes < 0 and pointer in boxed:
+            boxed.remove(pointer)
+        else:
+            found.append(event)
+    return found
+
+
+def _highest_and_last(events: list[Any], without: set[int]) -> tuple[int, int]:
+    held = highest = 0
+    for index, (_, nbytes, _, _) in enumerate(events):
+        if index not in without:
+            held += nbytes
+            highest = max(highest, held)
+    return highest, held
+
+
+def _memory_events(run: Callable[[], Any]) -> list[tuple[int, int, int, list[Any]]]:
+    """(time, bytes, pointer, ops around it) of each event of the CPU allocator during a call."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
@@ -30,13 +69,35 @@ def profiler_bytes(run: Callable[[], Any], *, between_ops: bool = False) -> tupl
 
     walk(profiler.profiler.kineto_results.experimental_event_tree(), [])
     events.sort(key=lambda event: event[0])
-    inside = _inside_ops(events) if between_ops else set()
-    held = highest = 0
-    for index, (_, nbytes, _, _) in enumerate(events):
-        if index not in inside:
-            held += nbytes
-            highest = max(highest, held)
-    return highest, held
+    return events
+
+
+def bytes_inside_ops(run: Callable[[], Any]) -> dict[str, int]:
+    """Of each op that dispatch ends at, without a ledger: the most that one call held beyond what outlived it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    most: dict[str, int] = {}
+
+    def walk(nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            # An upsampling has a composite overload of the same name around it.
+            if "upsample_" in node.name or (node.name.startswith("aten::") and _is_leaf_op(node.name)):
+                events = sorted(_allocations([node]), key=lambda event: event[0])
+                sums = [0, *itertools.accumulate(nbytes for _, nbytes, _ in events)]
+                name = "aten." + node.name.removeprefix("aten::")
+                most[name] = max(most.get(name, 0), max(sums) - sums[-1])
+            else:
+                walk(node.children)
+
+    walk(profiler.profiler.kineto_results.experimental_event_tree())
+    return {name: nbytes for name, nbytes in most.items() if nbytes}
+
+
+def _allocations(nodes: Iterable[Any]) -> Iterable[tuple[int, int, int]]:
+    for node in nodes:
+        if node.tag.name == "Allocation":
+            yield node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr
+        yield from _allocations(node.children)
 
 
 def _inside_ops(events: list[tuple[int, int, int, list[Any]]]) -> set[int]:

@@ -179,7 +179,13 @@ def test_an_unknown_device_has_no_name(reported: str) -> None:
     ("asked", "suggests"),
     [
         ("h100", ["h100-sxm", "h100-pcie", "h100-nvl"]),
-        ("H100-SXM", ["h100-sxm"]),
+        ("4090", ["Did you mean rtx-4090?"]),
+        ("RTX 4090", ["Did you mean rtx-4090?"]),
+        ("GeForce 3090", ["Did you mean rtx-3090?"]),
+        ("a6000", ["Did you mean rtx-a6000?"]),
+        ("nvidia-h100-64gb", ["h100-sxm", "h100-pcie"]),
+        ("A100-80GB", ["a100-sxm"]),
+        ("mi300", ["mi300x"]),
         ("NVIDIA H100 80GB HBM3", ["h100-sxm"]),
         ("rtx4090", ["rtx-4090"]),
         ("a100_sxm_40gb", ["a100-sxm-40gb"]),
@@ -196,6 +202,11 @@ def test_unknown_names_come_with_suggestions(asked: str, suggests: list[str]) ->
     assert all(word in message for word in suggests)
     assert message.endswith("[unknown-accelerator]")
     assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize("name", ["H100-SXM", "H200-SXM", "RTX-4090", "Mi300X", "TPU-v5e"])
+def test_capitals_do_not_matter(name: str) -> None:
+    assert find_accelerator(name) is find_accelerator(name.lower())
 
 
 def test_rate_names() -> None:

@@ -87,3 +87,29 @@ def test_contributing_stays_short() -> None:
 
 def test_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_links_of_the_readme_hold_where_it_is_shown_alone() -> None:
+    """The package index shows the README without the repository around it."""
+    links = re.findall(r"\]\(([^)#\s]+)", read("README.md"))
+    repository = SETTINGS["project"]["urls"]["Repository"]
+    assert links
+    for link in links:
+        assert link.startswith("https://"), link
+        path = link.removeprefix(f"{repository}/blob/main/")
+        assert path == link or (ROOT / path).exists(), link
+
+
+def test_the_project_says_where_it_is() -> None:
+    assert set(SETTINGS["project"]["urls"]) == {"Homepage", "Documentation", "Repository", "Changelog"}
+    assert all(
+        url.startswith("https://github.com/torchledger/torchledger") for url in SETTINGS["project"]["urls"].values()
+    )
+
+
+def test_output_in_the_documentation_fits_its_column() -> None:
+    """Pages that we print are 100 characters wide at most, and the column of text has room for 736 - 28 pixels."""
+    style = read("docs/_static/custom.css")
+    (rem,) = re.findall(r"font-size: ([0-9.]+)rem", style)
+    assert 100 * 0.6 * 16 * float(rem) <= 736 - 28  # a letter of a monospaced font is 0.6 of its size
+    assert "custom.css" in read("docs/conf.py")

@@ -690,13 +690,13 @@ def test_prune_removes_them_after_a_whole_run_that_passed(suite: pytest.Pytester
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-k", "train"], "1 tests were deselected"),
-        (["--deselect", "test_it.py::test_second"], "1 tests were deselected; --deselect was given"),
+        (["-k", "train"], "1 test was deselected"),
+        (["--deselect", "test_it.py::test_second"], "1 test was deselected; --deselect was given"),
         (["test_it.py::test_train"], "only test_it.py::test_train was asked for"),
         (["test_it.py"], "only test_it.py was asked for"),
         (["--ignore=x"], "--ignore was given"),
         (["--lf"], "--lf was given"),
-        (["-m", "not slow"], "1 tests were deselected"),
+        (["-m", "not slow"], "1 test was deselected"),
     ],
 )
 def test_prune_is_refused_after_a_part(suite: pytest.Pytester, words: list[str], says: str) -> None:
@@ -727,7 +727,7 @@ def test_prune_is_refused_after_a_failure(suite: pytest.Pytester, extra: str) ->
 @pytest.mark.parametrize(
     ("conftest", "says"),
     [
-        ("def pytest_collection_modifyitems(items): items[:] = items[:1]", "1 tests were deselected"),
+        ("def pytest_collection_modifyitems(items): items[:] = items[:1]", "1 test was deselected"),
         (
             "import pytest\ndef pytest_runtest_teardown(item): pytest.exit('enough', returncode=0)",
             "the run was interrupted",

@@ -651,15 +651,17 @@ def find_accelerator(name: str) -> Accelerator:
     """The accelerator of that name.
 
     Args:
-        name: the key, as in ``h100-sxm``; exactly, in lower case.
+        name: the key, as in ``h100-sxm``; capitals do not matter.
 
     Raises:
         UnknownAcceleratorError: there is none; the message suggests names that come near.
 
     >>> find_accelerator("h100-sxm").memory_bytes
     80000000000
+    >>> find_accelerator("H100-SXM").name
+    'h100-sxm'
     """
-    found = ACCELERATORS.get(name)
+    found = ACCELERATORS.get(str(name).lower())
     if found is None:
         near = list(_near(name))
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are: {', '.join(sorted(ACCELERATORS))}."
@@ -672,6 +674,10 @@ def _near(name: str) -> Iterator[str]:
     wanted = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
     matched = match_device_name(str(name))
     same = [key for key in ACCELERATORS if wanted and (key == wanted or key.startswith(f"{wanted}-"))]
+    if not same:
+        # The number of a chip says which it is, whatever stands around it: "4090", "nvidia-h100-80gb".
+        numbers = {part for part in wanted.split("-") if any(c.isdigit() for c in part) and not part.endswith("gb")}
+        same = [key for key in ACCELERATORS if numbers & set(key.split("-"))][:4]
     spelled = difflib.get_close_matches(wanted, ACCELERATORS, n=3, cutoff=0.7)
     yield from dict.fromkeys(([matched] if matched else []) + same + (spelled if not same else []))
 

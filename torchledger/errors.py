@@ -171,7 +171,7 @@ class SimulationEndedError(TorchledgerError, RuntimeError):
 
 
 class BudgetExceeded(TorchledgerError, AssertionError):
-    """A measured number lies above its budget; ``broken`` has a `torchledger.gate.budgets.Verdict` for each.
+    """A measured number lies above its budget; ``broken`` has a `torchledger.gate.judging.Verdict` for each.
 
     ``key``, ``measured``, ``budget``, ``device`` and ``step_index`` are those of the first.
     """

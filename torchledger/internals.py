@@ -110,6 +110,19 @@ CheckpointFunctionNode: Final[type | None] = getattr(
 )
 """The class of reentrant checkpointing's node."""
 
+enable_profiler: Final[Callable[[Any], None]] = _optional("_C._autograd._enable_profiler_legacy")
+"""Begin to note ops and the CPU allocator's events on this thread: unlike the newer profiler, it writes no log."""
+disable_profiler: Final[Callable[[], Any]] = _optional("_C._autograd._disable_profiler_legacy")
+"""End it; what was noted, in order, for each thread."""
+ProfilerConfig: Final[Any] = _optional("_C._profiler.ProfilerConfig")
+"""What to note."""
+ProfilerState: Final[Any] = _optional("_C._profiler.ProfilerState")
+"""By which means."""
+ProfilerOptions: Final[Any] = _optional("_C._profiler._ExperimentalConfig")
+"""More of its options."""
+RecordFunctionFast: Final[Any] = _optional("_C._profiler._RecordFunctionFast")
+"""A range in what a profiler notes, that is no op."""
+
 
 def recomputations_of(pack_hook: Any, *, recomputing: bool) -> dict[int, bool] | None:
     """Torch's own note of which backwards recomputed a segment of a non-reentrant checkpoint; None where it has none.

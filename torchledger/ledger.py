@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from torchledger import internals
 from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
+from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.leaving import GuardedExit
 from torchledger.read.kept import KeptSteps
@@ -31,7 +32,10 @@ from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.record import readings
 from torchledger.record.arguments import alive, as_list, check_tokens
+from torchledger.record.auditing import Auditor
+from torchledger.record.blind import MEASURED, BlindSpots
 from torchledger.record.environment import describe_environment
+from torchledger.record.inside import note_low_precision
 from torchledger.record.readings import Readings
 from torchledger.record.recording import StepRecorder
 from torchledger.record.schedules import Schedule
@@ -58,6 +62,8 @@ class Ledger:
         schedule: Which steps to record (`torchledger.schedule`); all, if left out.
         keep: How many of the last steps' reports are kept, besides the one with the highest peak.
         stacks: Note the user's file and line of each allocation (slower).
+        audit: Run one step under the profiler's memory events too (the second that is recorded, or else the first), and
+            list what ops hold inside themselves on the CPU, which no dispatch shows: ``StepReport.audit``.
 
     Raises:
         UsageError: an argument is of the wrong kind.
@@ -80,6 +86,7 @@ class Ledger:
         schedule: Schedule | None = None,
         keep: int = 100,
         stacks: bool = False,
+        audit: bool = False,
     ) -> None:
         models = as_list(model, nn.Module, "model", "a torch.nn.Module or a list of them")
         optimizers = as_list(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer or a list of them")
@@ -101,6 +108,9 @@ class Ledger:
             readings.cuda_statistics, readings.cublas_workspace_bytes
         )
         self._reader = StepReader()
+        self._growing: tuple[Growth, ...] | None = None
+        self._auditor = Auditor() if audit else None
+        self._blind = BlindSpots()
         self._recorder: StepRecorder | None = None
         self._simulated: Device | None = None
         self._active = self._forked = False
@@ -260,6 +270,8 @@ class Ledger:
             running = with_peak_rows(running, journal)
             steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
             journals = {running.index: journal}
+        if self._auditor is not None:
+            steps, peak_step = self._auditor.annotate(steps, peak_step)
         return Report(
             steps=steps,
             n_steps=n_steps,
@@ -270,7 +282,15 @@ class Ledger:
             faults=tuple(self._faults + (self._recorder.faults if self._recorder else [])),
             remainder=self._remainder,
             journals=journals,
+            growing=self._reader.growing() if self._growing is None else self._growing,
+            blind_spots=self._blind_spots(journals, steps),
         )
+
+    def _blind_spots(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
+        note_low_precision(journals.values(), self._blind)
+        audited = any(step.audited_peak is not None for step in steps)
+        lines = self._blind.lines(leave_out=MEASURED if audited else frozenset())
+        return (self._auditor.problem, *lines) if self._auditor is not None and self._auditor.problem else lines
 
     # Steps
 
@@ -287,8 +307,9 @@ class Ledger:
     def _start_recording(self) -> None:
         if self._forked:
             return
-        self._reader = StepReader()
+        self._reader, self._growing = StepReader(), None
         recorder = StepRecorder(strict=self._strict, stacks=self._stacks)
+        recorder.blind = self._blind
         recorder.stepping = self._stepping
         self._stepping.attach(recorder.books, recorder.parameters)
         ledger = weakref.ref(self)
@@ -316,6 +337,8 @@ class Ledger:
         self._readings.begin(_cuda_devices())
         self._recorder = recorder  # first: an interrupt leaves it to be stopped
         recorder.start()
+        if self._auditor is not None:
+            self._auditor.begin(recorder)
 
     def _stop_recording(self) -> bool:
         """Stop; False if this is not the thread that recording was started on. May be called again."""
@@ -324,6 +347,7 @@ class Ledger:
             return True
         if isinstance(self._readings, SimulatedReadings):
             self._readings.close()
+        recorder.end_audit()
         stopped = recorder.stop()
         self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
         self._recorder = None  # last: until then an interrupt leaves it to be stopped
@@ -331,8 +355,15 @@ class Ledger:
 
     def _end_recorded_step(self, tokens: int | None, at: Cut | None = None, note: str = "") -> None:
         """Read the open step, to its end or to an earlier moment, and keep it."""
+        recorder = self._recorder
+        assert recorder is not None
+        audit = recorder.end_audit()
         journal, step = self._close(tokens, at)
         self._kept.add(replace(step, notes=(*step.notes, note)) if note else step, journal)
+        if self._auditor is not None:
+            if audit is not None:
+                self._auditor.read(audit, journal, step, at)
+            self._auditor.begin(recorder)
 
     @internals.unseen
     def _close(self, tokens: int | None, at: Cut | None = None) -> tuple[Journal, StepReport]:
@@ -377,6 +408,7 @@ class Ledger:
                 self._notes.append(note)
             self._index += 1
         else:
+            self._growing = self._reader.growing()
             _, self._remainder = self._close(None)
 
     def _read(self, journal: Journal, tokens: int | None, reader: StepReader) -> tuple[StepReport, dict[int, int]]:

@@ -26,15 +26,17 @@ from torchledger.gate.baselines import (
     baseline_path,
     find_broken,
     judge_sample,
+    outcome_of,
     read_baselines,
     take_sample,
-    worst_outcome,
 )
-from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget, parse_limits, parse_share
+from torchledger.gate.budgets import Budget, find_doubts, judge_budget, parse_limits, parse_share
 from torchledger.gate.config import TABLE, Settings, is_ci
+from torchledger.gate.judging import Verdict
 from torchledger.gate.marks import Mark, MarkReader, merge_marks
 from torchledger.gate.properties import Check, Property, encode_check, encode_run_properties
 from torchledger.gate.quantities import measure_quantities
+from torchledger.gate.results import encode_budget
 from torchledger.gate.rows import decode_rows, encode_rows, trim_rows
 from torchledger.ledger import Ledger, count_steps
 from torchledger.pytest_items import nearest_marks, param_id, place_flags, test_name
@@ -99,19 +101,20 @@ class BaselineChecker:
         check = Check(
             Path(os.path.relpath(path, self._item.config.rootpath)).as_posix(),
             entry,
-            worst_outcome(verdicts),
-            sample.group,
+            outcome_of(verdicts),
+            sample.machine.group,
         )
         self.checks.append(check)
         self.reports.append(report)
         if broken:
-            base = decode_rows((groups or {}).get(sample.group, {}).get(ROWS, {}))
+            base = decode_rows((groups or {}).get(sample.machine.group, {}).get(ROWS, {}))
             accept = f"To accept the new numbers, run this and commit {check.file}:\n  {self._command()}"
             text = render_broken(report, broken, base=base, head=trim_rows(sample.peak), accept=accept)
             raise BaselineMismatch(text, broken)
         check.new = {verdict.key: verdict.measured for verdict in broken_only(verdicts)}
-        if any(sample.group_of(key) == sample.group for key in check.new):
-            check.rows = encode_rows(sample.peak)
+        here = [key for key in check.new if sample.group_of(key, groups or {}) == sample.machine.group]
+        if here:
+            check.here, check.rows = ",".join(here), encode_rows(sample.peak)
         return verdicts
 
     def _share(self, tolerance: str | None) -> Fraction | None:
@@ -217,11 +220,14 @@ class Watch:
     def results(self) -> tuple[list[Report], list[Property]]:
         """All that the test measured, and as properties of its item."""
         _, checker = self._find_fixtures()
-        reports = [report for report in self.reports() if report.n_steps]
-        reports += [report for report in (checker.reports if checker else ()) if report not in reports]
+        held = [report for report in self.reports() if report.n_steps]
+        reports = held + [report for report in (checker.reports if checker else ()) if report not in held]
         properties = [
             pair for number, report in enumerate(reports, start=1) for pair in encode_run_properties(report, number)
         ]
+        limits = {} if self.budget is None else self.budget.limits
+        for number in range(1, len(held) + 1):
+            properties += encode_budget(limits, number)
         for number, check in enumerate(checker.checks if checker else (), start=1):
             properties += encode_check(check, number)
         if checker is not None:

@@ -69,7 +69,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Reads all markers, once other plugins have added theirs, so that a bad one stops the run before it starts."""
+    """Reads the markers of what is to run, once others have added theirs: a bad one stops the run before it starts."""
     found = list(items)
     yield
     config.stash[_RUN].note_left_out(len(found) - len(items))
@@ -81,7 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     # Where only some tests of a module were asked for, not all parameter ids are known.
     whole = not any("::" in arg for arg in config.args) and not config.getoption("lf", False)
-    errors = find_mark_errors([describe_item(item) for item in marked], whole=whole)
+    selected = {item.nodeid for item in items}
+    errors = find_mark_errors([describe_item(item) for item in marked], whole=whole, selected=selected)
     if not errors:
         return
     text = "\n".join(errors)
@@ -181,6 +182,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Shows a broken budget as its text, at the test's own place; what the test is worth stays as pytest found it."""
     report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, BudgetExceeded):
+        from torchledger.gate.results import encode_broken
+
+        report.user_properties.append(encode_broken(call.excinfo.value.message))
     watch = item.stash.get(_WATCH, None)
     if watch is not None and call.when == "teardown":
         del item.stash[_WATCH]  # items live as long as the run, and reports are large

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torchledger.gate.config import Settings
 if TYPE_CHECKING:
     from torchledger.gate.baselines import BaselineFile
     from torchledger.gate.marks import MarkReader
+    from torchledger.gate.results import Failure, Use
     from torchledger.gate.session import Scope, SessionBook
     from torchledger.gate.spool import Spool
 
@@ -44,6 +46,9 @@ class Run:
         self._n_deselected = 0
         self._trouble: list[str] = []
         self._lines: list[str] = []
+        self._uses: dict[str, list[Use]] = {}
+        self._failures: dict[str, Failure] = {}
+        self._measured: set[str] = set()
 
     def open_spool(self) -> None:
         """Begins to keep reports aside, if a file of them is wanted.
@@ -88,10 +93,28 @@ class Run:
             (self._passed.add if passed else self._passed.discard)(report.nodeid)
         elif report.failed:
             self._passed.discard(report.nodeid)
+        self._take_results(report)
         # Fixtures check before and after the call; in a setup there may yet be what an earlier attempt found.
         checks = [pair for pair in report.user_properties if str(pair[0]).startswith(CHECKS)]
         if checks and report.when != "setup":
             self._open_book().record_test(report.nodeid, checks)
+
+    def _take_results(self, report: pytest.TestReport) -> None:
+        """Takes down how much of its budgets a test used, and what it says if it failed by one."""
+        ours = [pair for pair in report.user_properties if str(pair[0]).startswith("torchledger.")]
+        if report.when == "setup":  # what is there may be of an earlier attempt
+            self._failures.pop(report.nodeid, None)
+            ours = [pair for pair in ours if pair[0] == "torchledger.broken"]
+        if not ours:
+            return
+        from torchledger.gate.results import BROKEN, Failure, decode_uses
+
+        self._measured.add(report.nodeid)
+        text = dict(ours).get(BROKEN)
+        if report.failed and text is not None:
+            file, line, _ = report.location
+            self._failures[report.nodeid] = Failure(report.nodeid, file, (line or 0) + 1, str(text))
+        self._uses[report.nodeid] = [] if report.nodeid in self._failures else decode_uses(report.nodeid, ours)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Takes down that the run ended early, by a key or by `pytest.exit`, which may call it a success."""
@@ -134,7 +157,7 @@ class Run:
         if self.spool is not None and self.settings.report is not None:
             try:
                 n_reports = self.spool.write(self.settings.report)
-                self._lines.append(f"{n_reports} reports written to {self.settings.report}")
+                self._lines.append(f"{n_reports} report{'s' * (n_reports != 1)} written to {self.settings.report}")
             except TorchledgerError as error:
                 self._lines.append(f"ERROR {error}")
                 failed = True
@@ -142,11 +165,45 @@ class Run:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Says what became of the baselines; nothing where none are used."""
-        if self._lines:
+        """Says what became of budgets and baselines, and tells GitHub; nothing where none are used."""
+        if self.is_worker or not (self._lines or self._measured):
+            return
+        from torchledger.render.names import clean, inert
+        from torchledger.render.step_summary import is_github
+        from torchledger.render.suite import budget_table
+        from torchledger.render.text import page_width, render_sections
+
+        page = [inert(clean(line)) for line in self._lines]
+        table = budget_table((use for uses in self._uses.values() for use in uses), every=self.settings.budgets)
+        if table is not None:
+            page += render_sections([table], page_width()).splitlines()
+        if page:
             terminalreporter.section("torchledger")
-            for line in self._lines:
+            for line in page:
                 terminalreporter.write_line(line)
+        if is_github(os.environ):
+            self._tell_github(terminalreporter)
+
+    def _tell_github(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Adds a page to the step's summary, and annotates the tests that failed."""
+        from torchledger.render.step_summary import append_summary
+        from torchledger.render.suite import failure_annotations, render_suite
+
+        failures = [replace(failure, file=self._path_for_github(failure.file)) for failure in self._failures.values()]
+        uses = [use for found in self._uses.values() for use in found]
+        problem = append_summary(render_suite(failures, uses, self._lines, len(self._measured)), os.environ)
+        problems = [line for line in self._lines if line.startswith("ERROR ")] + ([problem] if problem else [])
+        for line in failure_annotations(failures, problems):
+            terminalreporter.write_line(line)
+
+    def _path_for_github(self, file: str) -> str:
+        """A test's file as seen from the folder of the repository."""
+        workspace = os.environ.get("GITHUB_WORKSPACE") or str(self.config.rootpath)
+        try:
+            path = os.path.relpath(self.config.rootpath / file, workspace)
+        except ValueError:  # on another drive
+            return file
+        return Path(file if path.startswith("..") else path).as_posix()
 
     def _hand_over(self, session: pytest.Session) -> None:
         if self._book is None and not self.settings.prune:
@@ -177,7 +234,7 @@ class Run:
             tops = [Path(arg.partition("::")[0]) for arg in self.config.args]
             folders.update(find_folders(tops, skip=self.config.getini("norecursedirs")))
         orphans = tuple(Path(os.path.relpath(path, self.config.rootpath)).as_posix() for path in find_orphans(folders))
-        failed = [f"{session.testsfailed} tests failed"] if session.testsfailed else []
+        failed = [f"{session.testsfailed} test{'s' * (session.testsfailed != 1)} failed"] if session.testsfailed else []
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             failed.append("no test ran")
         elif exitstatus != pytest.ExitCode.OK and not failed:
@@ -188,7 +245,7 @@ class Run:
         """Why tests were left out of this run."""
         option = self.config.getoption
         if self._n_deselected:
-            yield f"{self._n_deselected} tests were deselected"
+            yield f"{self._n_deselected} {'test was' if self._n_deselected == 1 else 'tests were'} deselected"
         for name in ("--lf", "--sw", "--ignore", "--ignore-glob", "--deselect"):
             if option(name.strip("-").replace("-", "_").replace("sw", "stepwise"), None):
                 yield f"{name} was given"

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Self
 
 from torchledger.errors import BudgetExceeded, ReportFileError
-from torchledger.gate.budgets import Budget, Verdict, find_doubts, judge_budget
+from torchledger.gate.budgets import Budget, find_doubts, judge_budget
+from torchledger.gate.judging import Verdict
 from torchledger.journal.entries import Journal
 from torchledger.journal.files import read_document, shown_path, write_text
 from torchledger.journal.schema import decode_run, dump_run, encode_run
@@ -18,6 +19,7 @@ from torchledger.read.timeline import timeline
 from torchledger.read.utilization import read_utilization
 from torchledger.render.text import page_width, render_text
 from torchledger.render.verdicts import accept_budget, broken_only, render_broken
+from torchledger.units import format_number
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,7 +148,7 @@ class Report(RunStatement):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} of {self.n_steps} steps: {self.flops.total:,} FLOP, "
+            f"<{type(self).__name__} of {format_number(self.n_steps, 'step')}: {self.flops.total:,} FLOP, "
             f"peak of {self.peak.total_bytes:,} bytes on {self.main_device}>"
         )
 

@@ -38,7 +38,7 @@ def format_bytes(nbytes: int, *, signed: bool = False) -> str:
     >>> format_bytes(1_610_612_736), format_bytes(512), format_bytes(-2048), format_bytes(2048, signed=True)
     ('1.50 GiB', '512 B', '-2.00 KiB', '+2.00 KiB')
     """
-    return _sign(nbytes, signed) + _format_scaled(abs(nbytes), _IEC)
+    return _format_in(nbytes, _IEC, signed=signed)
 
 
 def format_flops(flops: int, *, signed: bool = False) -> str:
@@ -47,7 +47,7 @@ def format_flops(flops: int, *, signed: bool = False) -> str:
     >>> format_flops(3_120_000_000_000), format_flops(999), format_flops(999_999)
     ('3.12 TFLOP', '999 FLOP', '1.00 MFLOP')
     """
-    return _sign(flops, signed) + _format_scaled(abs(flops), _SI_FLOPS)
+    return _format_in(flops, _SI_FLOPS, signed=signed)
 
 
 def format_count(n: int, *, signed: bool = False) -> str:
@@ -57,6 +57,16 @@ def format_count(n: int, *, signed: bool = False) -> str:
     ('1,234,567', '+5')
     """
     return _sign(n, signed) + f"{abs(n):,}"
+
+
+def format_number(n: int, noun: str) -> str:
+    """``n`` of something in words: one is one, and all else are several.
+
+    >>> format_number(1, "step"), format_number(1200, "block"), format_number(0, "entry")
+    ('1 step', '1,200 blocks', '0 entries')
+    """
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{format_count(n)} {noun if n == 1 else several}"
 
 
 def format_share(part: int, whole: int) -> str:
@@ -109,16 +119,32 @@ def format_apart(first: int, second: int, unit: Literal["bytes", "flops"] = "byt
     return f"{first:,} {scale[0][1]}", f"{second:,} {scale[0][1]}"
 
 
+def format_against(first: int, second: int, unit: Literal["bytes", "flops"] = "bytes") -> tuple[str, str]:
+    """Two numbers as `format_apart` gives them; one more than ten times the other is in a unit of its own.
+
+    In that unit the other would lose its digits, or be 0.00.
+
+    >>> format_against(2**31, 2**31 + 2**30), format_against(6 * 2**30, 2**10)
+    (('2.00 GiB', '3.00 GiB'), ('6.00 GiB', '1.00 KiB'))
+    """
+    smallest, largest = sorted((abs(first), abs(second)))
+    if 0 < 10 * smallest < largest:
+        return _format_in(first, _SCALES[unit]), _format_in(second, _SCALES[unit])
+    return format_apart(first, second, unit)
+
+
 def format_gap(measured: int, other: int, unit: Literal["bytes", "flops"] = "bytes") -> tuple[str, str, str]:
-    """Two numbers as `format_apart` gives them, and in the same unit how much the first has more.
+    """Two numbers as `format_against` gives them, and in the same unit, if it is one, how much the first has more.
 
     >>> format_gap(2_480_343_613, 2**31)
     ('2.31 GiB', '2.00 GiB', '+0.31 GiB')
     >>> format_gap(5, 8, "flops")
     ('5 FLOP', '8 FLOP', '-3 FLOP')
     """
-    first, second = format_apart(measured, other, unit)
+    first, second = format_against(measured, other, unit)
     digits, _, name = first.partition(" ")
+    if name != second.partition(" ")[2]:
+        return first, second, _format_in(measured - other, _SCALES[unit], signed=True)
     decimals = len(digits.partition(".")[2])
     factor = next(f for f, n in _SCALES[unit] if n == name)
     gap = Fraction(abs(measured - other), factor)
@@ -208,6 +234,10 @@ def show_value(value: object) -> str:
 
 def _sign(n: int, signed: bool) -> str:
     return "-" if n < 0 else "+" if signed and n > 0 else ""
+
+
+def _format_in(n: int, scale: tuple[tuple[int, str], ...], *, signed: bool = False) -> str:
+    return _sign(n, signed) + _format_scaled(abs(n), scale)
 
 
 def _format_scaled(n: int, scale: tuple[tuple[int, str], ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -231,5 +232,24 @@ def test_pairs(window: int) -> None:
     ],
 )
 def test_what_is_refused(call, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("name", ["3-8b", "3-8B", "3.1-405b", "2-7b"])
+def test_capitals_in_names_do_not_matter(name: str) -> None:
+    assert TransformerSpec.llama(name) == TransformerSpec.llama(name.upper())
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: TransformerSpec.gpt2("124"), "Did you mean 124M"),
+        (lambda: TransformerSpec.llama("3-8"), "Did you mean 3-8B"),
+        (lambda: TransformerSpec.llama("3.2-1"), "3.2-1B"),
+        (lambda: TransformerSpec.mixtral("8x7"), "Did you mean 8x7B"),
+    ],
+)
+def test_names_that_come_near_are_suggested(call: Callable[[], object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         call()

@@ -48,7 +48,7 @@ LIGHT = """
 import sys, types
 from synthetic import gpt_report
 class Ledger:
-    def __init__(self, tokens_per_step=None): pass
+    def __init__(self, tokens_per_step=None, audit=False): pass
     def __enter__(self): return self
     def __exit__(self, *error): pass
     report = property(lambda self: gpt_report())
@@ -80,10 +80,11 @@ def test_a_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
 def test_the_report_is_written_even_when_the_script_fails(tmp_path: Path) -> None:
     done = run(tmp_path, "--json=out.json", "-m", "train", "fail")
     assert (done.returncode, done.stdout) == (1, "begins ['fail'] __main__\nends\n")
-    traceback, _, page = done.stderr.partition("ValueError: of the program\n")
+    page, _, traceback = done.stderr.partition("Traceback (most recent call last):\n")
+    assert "hardware total" in page
     assert "RuntimeError: " in traceback
     assert f"{os.sep}torchledger{os.sep}" not in traceback  # ours are not among its frames
-    assert "hardware total" in page
+    assert done.stderr.endswith("\nValueError: of the program\n")  # the last thing seen
     assert Report.load(tmp_path / "out.json").flops.forward >= 3 * FORWARD
 
 
@@ -199,3 +200,58 @@ def test_the_program_reads_our_input(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=env, input=b"\x00\xff\n".replace(b"\xff", b"x"), capture_output=True, check=False
     )
     assert done.stdout == b"\x00x\n"
+
+
+ENDINGS = {
+    "raise ValueError('what went wrong')": (1, "ValueError: what went wrong\n"),
+    "import sys; sys.exit('what went wrong')": (1, "what went wrong\n"),
+    "raise KeyboardInterrupt": (130, "KeyboardInterrupt\n"),
+    "def f(:": (1, "SyntaxError: invalid syntax\n"),
+    "import no_such_module": (1, "ModuleNotFoundError: No module named 'no_such_module'\n"),
+    "import sys; sys.excepthook = lambda *a: print('hook', a[1], file=sys.stderr); 1 / 0": (
+        1,
+        "hook division by zero\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("source", ENDINGS)
+def test_what_a_program_failed_with_is_the_last_thing_seen(source: str, tmp_path: Path) -> None:
+    code, last = ENDINGS[source]
+    (tmp_path / "fails.py").write_text(source)
+    done = run(tmp_path, "fails.py", light=True)
+    assert done.returncode == code
+    assert done.stderr.endswith(last)
+    assert done.stderr.index("hardware total") < done.stderr.index(last)
+
+
+@pytest.mark.parametrize("source", ["", "import torch", "import sys; sys.exit(3)", "raise ValueError('early')"])
+def test_a_run_in_which_nothing_ran_says_so_in_two_lines(source: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text(source)
+    done = run(tmp_path, "empty.py", COLUMNS="100")
+    page = done.stderr.partition("Traceback")[0].strip().splitlines()
+    assert page[0] == "torchledger: nothing was recorded"
+    assert page[1].startswith("  why  ")
+    assert len(page) == 2
+
+
+def test_an_audit_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(800, 2))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    net(torch.randn(4, 8, 10, 10, requires_grad=True)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    done = run(tmp_path, "--audit", "--json", "out.json", "net.py")
+    assert done.returncode == 0, done.stderr
+    report = Report.load(tmp_path / "out.json")
+    assert [bool(step.audit) for step in report.steps] == [False, True, False]
+    row = report.steps[1].audit[0]
+    assert (row.op, row.module, row.phase) == ("aten.native_batch_norm_backward", "0", "backward")
+    assert row.nbytes == 4 * 4 * 8 * 10 * 10
+    assert "Held inside ops" in done.stderr
+    assert (report.blind_spots, report.growing, report.faults) == ((), (), ())

@@ -25,6 +25,7 @@ from torchledger.gate.baselines import (
     updated_entry,
     write_baselines,
 )
+from torchledger.gate.machine import Machine
 from torchledger.gate.properties import Check, decode_checks, encode_check
 from torchledger.gate.quantities import Measured
 from torchledger.gate.rows import decode_rows, encode_rows
@@ -40,7 +41,7 @@ def on_gpu(**more: Any) -> Report:
 
 def entry_of(report: Report) -> dict[str, Any]:
     sample = take_sample(report)
-    moved = {key: (sample.group_of(key), found.value) for key, found in sample.values.items()}
+    moved = {key: (sample.group_of(key, {}), found.value) for key, found in sample.values.items()}
     return updated_entry(None, moved, encode_rows(sample.peak))
 
 
@@ -190,5 +191,5 @@ def test_an_account_that_is_newer_than_a_baseline_is_new_only_where_it_holds_som
     entry = {"any device, any torch": {"flops": 4}}
     for value, outcome in ((0, "PASS"), (3, "NEW")):
         values = {"flops": Measured(4, 0, "cpu"), "inference_flops": Measured(value, 0, "cpu")}
-        sample = Sample(values, "cpu, torch 2.13", "cpu", True, MemorySnapshot())
+        sample = Sample(values, Machine("cpu", "", "2.13.0", simulated=False), MemorySnapshot())
         assert [verdict.outcome for verdict in judge_sample(entry, sample, None)] == ["PASS", outcome]

@@ -12,11 +12,11 @@ from torchledger.errors import UsageError
 from torchledger.gate.comparison import (
     Comparison,
     Comparisons,
-    Verdict,
     compare_reports,
     compare_runs,
-    describe_machine,
 )
+from torchledger.gate.judging import Outcome
+from torchledger.gate.machine import read_machine
 from torchledger.gate.quantities import QUANTITIES
 from torchledger.gate.tolerances import Tolerance
 from torchledger.journal.statements import MemoryStatement, StepReport
@@ -26,7 +26,7 @@ H100 = {"torch": "2.13.0", "devices": {"cuda:0": {"name": "NVIDIA H100"}}}
 
 
 def verdicts(comparison: Comparison) -> dict[str, str]:
-    return {item.quantity.key: str(item.verdict) for item in comparison.verdicts}
+    return {item.key: str(item.outcome) for item in comparison.verdicts}
 
 
 def one(comparison: Comparison) -> Comparisons:
@@ -48,7 +48,7 @@ def test_the_gate_fails_on_a_base_lowered_by_5_percent() -> None:
 def test_a_win_is_named_and_fine() -> None:
     head = gpt_report()
     comparison = compare_runs(with_peak(head, Fraction(105, 100)), head)
-    assert comparison.verdict is Verdict.WIN
+    assert comparison.outcome == Outcome.WIN
     assert verdicts(comparison)["peak"] == "WIN"
     assert one(comparison).exit_code == 0
 
@@ -118,16 +118,17 @@ def test_what_the_allocator_decides_needs_the_same_machine(case: str) -> None:
         gpt_report(device="cuda:0", environment=base), gpt_report(device="cuda:0", environment=head)
     )
     assert {key for key, verdict in verdicts(comparison).items() if verdict == "NO-MATCH"} == unmatched
-    assert all(bool(item.why) == (item.verdict is Verdict.NO_MATCH) for item in comparison.verdicts)
-    assert comparison.verdict is Verdict.PASS
+    assert all(bool(item.why) == (item.outcome == Outcome.NO_MATCH) for item in comparison.verdicts)
+    assert comparison.outcome == Outcome.PASS
 
 
 def test_another_kind_of_device_compares_what_the_program_decides() -> None:
     found = verdicts(compare_runs(gpt_report(), gpt_report(device="cuda:0", environment=H100)))
     compared = {key for key, verdict in found.items() if verdict != "NO-MATCH"}
-    assert compared == {key for key, quantity in QUANTITIES.items() if quantity.rests_on == "program"}
+    assert compared == {key for key, quantity in QUANTITIES.items() if quantity.depends_on == "program"}
     assert {"peak", "activations", "temporaries", "reserved"} & compared == set()
-    assert {"parameters", "gradients", "optimizer_state", "inputs", "flops"} <= compared
+    assert {"optimizer_state", "inputs"} & compared == set()
+    assert {"parameters", "gradients", "flops"} <= compared
 
 
 def test_differences_belong_to_the_numbers() -> None:
@@ -137,7 +138,7 @@ def test_differences_belong_to_the_numbers() -> None:
     steps = [replace(step, flops=busy if step.index == 2 else lean) for step in report.steps]
     base, head = make_report(*steps), gpt_report(n_steps=3, recompute=False)
     found = compare_runs(base, head)
-    numbers = {item.quantity.key: item.change for item in found.verdicts}
+    numbers = {item.key: item.change for item in found.verdicts}
     assert numbers["flops"] == gpt_flops(recompute=False).total - busy.total
     for rows in (found.differences.flop_modules, found.differences.flop_ops, found.differences.flop_phases):
         assert sum(row.change for row in rows) == numbers["flops"]
@@ -172,7 +173,7 @@ def test_many_reports_go_by_their_ids() -> None:
     report = gpt_report()
     lower = with_peak(report, Fraction(95, 100))
     found = compare_reports({"a": report, "b": lower, "old": report}, {"b": report, "a": report, "new": report})
-    assert [(c.name, str(c.verdict)) for c in found.found] == [("b", "REGRESSION"), ("a", "PASS")]
+    assert [(c.name, str(c.outcome)) for c in found.found] == [("b", "REGRESSION"), ("a", "PASS")]
     assert (found.only_base, found.only_head) == (("old",), ("new",))
     assert found.exit_code == 1
 
@@ -198,17 +199,15 @@ def test_what_a_reader_must_know_is_noted() -> None:
     base = gpt_report(faults=("a hook failed",))
     head = replace(gpt_report(n_steps=2), steps=tuple(replace(s, tokens=4) for s in gpt_report(n_steps=2).steps))
     notes = "\n".join(compare_runs(base, Report(steps=head.steps, n_steps=2)).notes)
-    for said in ("a hook failed", "3 against 2 steps", "8192 against 4 tokens", "torch 2.13.0 against (unknown)"):
+    for said in ("a hook failed", "3 against 2 steps", "8,192 against 4 tokens", "torch 2.13.0 against (unknown)"):
         assert said in notes
 
 
 def test_machines_are_read_with_suspicion() -> None:
     odd = {"torch": None, "devices": {"cuda:0": "H100"}, "simulated": 0}
-    machine = describe_machine(gpt_report(device="cuda:0", environment=odd))
+    machine = read_machine(gpt_report(device="cuda:0", environment=odd))
     assert (machine.device, machine.name, machine.torch, machine.simulated) == ("cuda:0", "", "", False)
     named = {"devices": {"cuda:0": {"name": "NVIDIA H100", "simulated": True}}}
-    assert describe_machine(gpt_report(device="cuda:0", environment=named)).simulated
-    assert not describe_machine(
-        gpt_report(environment={"simulated": True})
-    ).simulated  # of a CPU there is no other kind
-    assert describe_machine(make_report(StepReport(0, 1, 0.1, gpt_flops(), {"cpu": MemoryStatement()}))).device == "cpu"
+    assert read_machine(gpt_report(device="cuda:0", environment=named)).simulated
+    assert not read_machine(gpt_report(environment={"simulated": True})).simulated  # of a CPU there is no other kind
+    assert read_machine(make_report(StepReport(0, 1, 0.1, gpt_flops(), {"cpu": MemoryStatement()}))).device == "cpu"

@@ -78,13 +78,13 @@ def test_room_is_the_larger_of_both_and_never_a_float() -> None:
 
 
 def test_defaults_are_exact_where_numbers_are_deterministic() -> None:
-    for key, device, simulated, exact in (
-        ("peak", "cpu", False, True),
-        ("reserved", "meta", False, True),
-        ("reserved", "cuda:0", True, True),
-        ("reserved", "cuda:0", False, False),
-        ("activations", "cuda:0", False, False),
-        ("parameters", "cuda:0", False, True),
-        ("flops", "cuda:0", False, True),
+    for key, exact, found in (
+        ("peak", True, True),
+        ("reserved", True, True),
+        ("reserved", False, False),
+        ("activations", False, False),
+        ("parameters", False, True),
+        ("inputs", False, True),
+        ("flops", False, True),
     ):
-        assert (default_tolerance(find_quantity(key), device, simulated=simulated) == EXACT) is exact, key
+        assert (default_tolerance(find_quantity(key), exact=exact) == EXACT) is found, key

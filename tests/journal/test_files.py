@@ -95,3 +95,34 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     write_text(path, "{}" * 20)
     assert path.stat().st_ino != before  # another file took its name
     assert os.listdir(tmp_path) == ["report.json"]
+
+
+class Counting(str):
+    """A key that counts how often it is compared with another."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counting.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("again", [0, 5_000, 9_999])
+def test_a_key_that_stands_twice_is_found_in_one_pass(again: int) -> None:
+    pairs = [(Counting(n), n) for n in range(10_000)]
+    Counting.compared = 0
+    with pytest.raises(files._RefusedError, match=f'"{again}" stands twice'):
+        files._unique([*pairs, (Counting(again), 0)])
+    assert Counting.compared < 1000  # equal hashes alone are compared: a pair each would be 50,000,000
+
+
+def test_each_of_many_keys_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    keys = {f"k{n}": n for n in range(100_000)}
+    path.write_text(json.dumps(keys))
+    assert read_document(path) == keys
+    path.write_text(json.dumps(keys)[:-1] + ', "k7": 1}')
+    with pytest.raises(ReportFileError, match='the key "k7" stands twice'):
+        read_document(path)

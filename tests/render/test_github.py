@@ -10,7 +10,7 @@ import pytest
 
 from synthetic import gpt_report, with_peak
 from torchledger.gate.comparison import Comparisons, compare_reports
-from torchledger.render.github import SUMMARY_LIMIT_BYTES, annotation_lines, cut_page, guard_commands, render_github
+from torchledger.render.github import SUMMARY_LIMIT_BYTES, annotation_lines, cut_page, render_github
 
 COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
 
@@ -79,14 +79,6 @@ def test_a_name_cannot_leave_its_annotation(name: str) -> None:
     assert {kind for kind, *_ in found} == {"error"}
     shown = name if name.isprintable() else name.encode("unicode_escape").decode()
     assert found[0][2].startswith(f"{shown}: peak ")
-
-
-def test_a_page_that_reads_like_a_command_is_guarded() -> None:
-    for page in ("::add-mask::x", "a\n  ::error::x", "a ##[group]x"):
-        guarded = guard_commands(page, "token").splitlines()
-        assert (guarded[0], guarded[-1]) == ("::stop-commands::token", "::token::")
-        assert "\n".join(guarded[1:-1]) == page
-    assert guard_commands("a::b", "token") == "a::b"
 
 
 def test_a_page_that_fits_is_left_alone() -> None:

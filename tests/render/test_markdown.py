@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
-from synthetic import gpt_report, make_flops, make_report, make_snapshot, utilized_report
+from synthetic import gpt_report, make_flops, make_report, make_snapshot, utilized_report, with_peak
+from torchledger.gate.comparison import Comparisons, compare_reports
 from torchledger.journal.statements import MemoryStatement, StepReport
-from torchledger.render.markdown import code_span, escape, render_markdown
+from torchledger.render.github import render_comparison_markdown, render_github
+from torchledger.render.markdown import code_span, escape, render_markdown, render_sections
 from torchledger.render.page import report_sections
-from torchledger.render.tables import Table
+from torchledger.render.tables import Facts, Table
 
 
 def cells(line: str) -> list[str]:
@@ -56,3 +60,24 @@ def test_code_spans() -> None:
     assert code_span("a`b") == "``a`b``"
     assert code_span("  a|b") == "&nbsp;&nbsp;`a\\|b`"
     assert code_span("") == ""
+
+
+def test_what_goes_on_from_a_fact_stands_below_it() -> None:
+    facts = Facts("A title", (("grew most", "a"), ("", "b"), ("note", "c")))
+    assert render_sections([facts]).splitlines() == ["#### A title", "", "- grew most: a", "  - b", "- note: c"]
+    assert render_sections([Facts("A title", (("", "b"), ("", "c")))]).splitlines()[2:] == ["- b", "  - c"]
+
+
+@pytest.mark.parametrize("render", [render_comparison_markdown, render_github])
+def test_no_fact_of_a_comparison_has_an_empty_label(render: Callable[[Comparisons], str]) -> None:
+    base, head = gpt_report(recompute=False), gpt_report(recompute=True)
+    head = replace(head, steps=tuple(replace(step, tokens=None) for step in head.steps), peak_step=None)
+    page = render(compare_reports({"": base}, {"": head}))
+    assert "- : " not in page
+    assert "grew most: " in page
+    assert "\n  - " in page
+    assert "None" not in page
+    many = {f"t{i}": gpt_report() for i in range(30)}
+    taller = {name: with_peak(report, Fraction(105, 100)) for name, report in many.items()}
+    more = render(compare_reports(many, taller))
+    assert "- : " not in more

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from synthetic import gpt_flops, gpt_memory, gpt_report, make_flops, make_report, make_snapshot, utilized_report
-from torchledger.journal.statements import Allocation, MemoryStatement, StepReport
+from torchledger.journal.statements import Allocation, MemoryStatement, StepReport, UnrecordedTime
 from torchledger.render.beside import byte_rows, flop_rows, side_by_side
 from torchledger.render.page import report_sections
 from torchledger.render.text import render_text
@@ -192,15 +192,18 @@ def test_odd_names_stay_on_their_line() -> None:
 
 
 def test_nothing_and_zero() -> None:
-    assert "none was recorded" in render_text(Report())
+    assert "no step was recorded" in render_text(Report())
     for step in (
         StepReport(0, 0, 0.0, make_flops({}), {}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement()}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement(start=make_snapshot(), peak=make_snapshot())}),
     ):
         page = render_text(make_report(step))
-        assert "1 recorded" in page
-        assert "hardware total" in page
+        assert page.startswith("torchledger: nothing was recorded\n  why  no op of torch ran on this thread")
+        assert len(page.splitlines()) == 2
+        assert len(render_text(make_report(step), 80).splitlines()) == 3
+    left_out = make_report(unrecorded=UnrecordedTime(1, 0.5))
+    assert "the schedule left out all of the 1 step" in render_text(left_out)
 
 
 def test_a_thousand_modules() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from synthetic import MIB, gpt_report
 from torchledger.errors import BudgetExceeded
-from torchledger.gate.budgets import Budget, Verdict
+from torchledger.gate.budgets import Budget
+from torchledger.gate.judging import Verdict
 from torchledger.render.verdicts import render_broken, verdict_line
 from torchledger.report import Report
 
@@ -68,3 +71,37 @@ def test_names_cannot_forge_lines() -> None:
     report = Report(environment={"torch": "2.13.0\nPASS", "devices": {"cpu": {"name": "x\x1b[2J"}}})
     line = verdict_line(report, Verdict("peak", 2, 1, 1, "OVER", 0, "cpu"))
     assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit", "key", "said"),
+    [
+        (6_138_372_096, 1024, "peak", "peak 5.72 GiB > budget 1.00 KiB (+5.72 GiB, "),
+        (6_138_372_096, 1, "activations", "activations 5.72 GiB > budget 1 B (+5.72 GiB, "),
+        (2**30, 10 * 2**20, "peak", "peak 1.00 GiB > budget 10.00 MiB (+1014.00 MiB, +10140.0 %)"),
+        (3 * 10**12, 999, "flops", "flops 3.00 TFLOP > budget 999 FLOP (+3.00 TFLOP, "),
+        (5 * 10**15, 10**6, "model_flops", "model_flops 5.00 PFLOP > budget 1.00 MFLOP (+5.00 PFLOP, "),
+        (2**20, 0, "buffers", "buffers 1.00 MiB > budget 0.00 MiB (+1.00 MiB)"),
+    ],
+)
+def test_a_limit_of_another_size_keeps_its_own_unit(measured: int, limit: int, key: str, said: str) -> None:
+    assert verdict_line(H100, verdict(measured, limit, key)).startswith(said)
+
+
+def test_what_moved_since_the_baseline_comes_before_what_is_there() -> None:
+    head = gpt_report().peak
+    base = replace(head, activations=head.activations - 24 * MIB, total_bytes=head.total_bytes - 24 * MIB)
+    rows = [replace(row, nbytes=row.nbytes // 2) if row.category == "activations" else row for row in head.largest]
+    text = render_broken(gpt_report(), [verdict(2, 1)], base=replace(base, largest=tuple(rows)))
+    _, moved, peak = text.split("\n\n")
+    assert peak.startswith("At the peak")
+    assert (
+        moved.splitlines()
+        == [
+            "What changed at the peak since the baseline:",
+            "  blocks.0.mlp activations +6.00 MiB: aten.addmm float32 8x1024x3072: now 12.00 MiB, was 6.00 MiB",
+            "  in rows too small to be kept: activations -30.00 MiB",
+        ]
+        or "in rows too small to be kept: activations +18.00 MiB" in moved
+    )
+    assert "in no row" not in text

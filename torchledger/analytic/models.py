@@ -7,7 +7,8 @@ and the released configurations of Llama 3.2; Jiang et al. 2024, "Mixtral of exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -74,18 +75,41 @@ FAMILIES: Mapping[str, Mapping[str, dict[str, Any]]] = MappingProxyType(
 
 
 def find_sizes(family: str, name: str) -> dict[str, Any]:
-    """The sizes of a model, as arguments of ``TransformerSpec``.
+    """The sizes of a model, as arguments of ``TransformerSpec``; capitals do not matter.
 
     Raises:
-        UsageError: there is no such family or model; the message lists those on record.
+        UsageError: there is no such family or model; the message lists those on record, and what comes near.
 
-    >>> find_sizes("gpt2", "124M")["n_layers"]
-    12
+    >>> find_sizes("gpt2", "124M")["n_layers"], find_sizes("llama", "3-8b")["width"]
+    (12, 4096)
     """
-    models = FAMILIES.get(family)
+    models = FAMILIES.get(str(family).lower())
     if models is None:
         raise UsageError(f"there is no family {family!r} on record; there are: {', '.join(FAMILIES)}.")
-    found = models.get(name)
+    found = next((known for known in models if known.lower() == str(name).lower()), None)
     if found is None:
-        raise UsageError(f"there is no {family} {name!r} on record; there are: {', '.join(models)}.")
-    return found
+        said = f"there is no {family} {name!r} on record; there are: {', '.join(models)}."
+        raise UsageError(f"{said}{_hint(name, models)}")
+    return models[found]
+
+
+def find_model(name: str) -> dict[str, Any]:
+    """The sizes of a model by its full name, family and all; capitals do not matter.
+
+    Raises:
+        UsageError: there is none; the message lists those on record, and what comes near.
+
+    >>> find_model("Llama-3-8b") == find_sizes("llama", "3-8B")
+    True
+    """
+    family, _, rest = name.partition("-")
+    if family.lower() in FAMILIES:
+        return find_sizes(family.lower(), rest)
+    names = [f"{family}-{name}" for family, models in FAMILIES.items() for name in models]
+    raise UsageError(f"there is no model {name!r} on record; there are: {', '.join(names)}.{_hint(name, names)}")
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    lower = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(str(name)[:60].lower(), lower, n=2, cutoff=0.6)
+    return f" Did you mean {' or '.join(lower[found] for found in near)}?" if near else ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from torchledger.cli.output import say
 from torchledger.cli.scripts import Target
 from torchledger.errors import UsageError
 from torchledger.read.fitting import BatchTrial
@@ -73,18 +74,16 @@ def search_batch(wanted: BatchRange, arguments: argparse.Namespace, target: Targ
 
     def fits(value: int) -> bool:
         trials[value] = trial = _try(wanted.name, value, arguments, target)
-        print(f"{wanted.name} {value:,}: {'fits' if trial.fits else 'out of memory'}", flush=True)
+        say(f"{wanted.name} {value:,}: {'fits' if trial.fits else 'out of memory'}")
         return trial.fits
 
     best = find_largest(wanted.low, wanted.high, fits)
-    print()
-    print(render_sections([batch_table(wanted.name, trials.values())], page_width()))
-    print()
+    say(f"\n{render_sections([batch_table(wanted.name, trials.values())], page_width())}\n")
     if best is None:
-        print(f"Not even {wanted.name} {wanted.low:,} fits on {arguments.accelerator}.")
+        say(f"Not even {wanted.name} {wanted.low:,} fits on {arguments.accelerator}.")
         return 1
     end = ", the highest value asked for" if best == wanted.high else ""
-    print(f"The largest {wanted.name} that fits on {arguments.accelerator} is {best:,}{end}.")
+    say(f"The largest {wanted.name} that fits on {arguments.accelerator} is {best:,}{end}.")
     return 0
 
 

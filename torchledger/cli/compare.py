@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+from torchledger.cli.output import say
 from torchledger.errors import UsageError
 from torchledger.gate.comparison import Comparisons, compare_reports
 from torchledger.gate.quantities import QUANTITIES
@@ -16,14 +16,8 @@ from torchledger.gate.report_files import read_runs
 from torchledger.gate.tolerances import Tolerance, parse_keyed_tolerance
 from torchledger.journal.files import shown_path
 from torchledger.render.comparison import comparison_sections
-from torchledger.render.github import (
-    SUMMARY_LIMIT_BYTES,
-    annotation_lines,
-    cut_page,
-    guard_commands,
-    render_comparison_markdown,
-    render_github,
-)
+from torchledger.render.github import annotation_lines, render_comparison_markdown, render_github
+from torchledger.render.step_summary import append_summary, is_github
 from torchledger.render.text import page_width, render_sections
 
 Names = tuple[str, str]
@@ -63,11 +57,13 @@ def execute(arguments: argparse.Namespace) -> int:
     page = FORMATS[arguments.format or "text"](found, names)
     # Whoever reads no further (`compare ... | head -1`) still gets the verdict.
     with contextlib.suppress(BrokenPipeError):
-        if os.environ.get("GITHUB_ACTIONS") != "true":
+        if not is_github(os.environ):
             sys.stdout.write(page + "\n")
             return found.exit_code
-        append_summary(render_github(found, names), os.environ)
-        sys.stdout.write(guard_commands(page, secrets.token_hex(16)) + "\n")
+        problem = append_summary(render_github(found, names), os.environ)
+        if problem:
+            say(f"torchledger: {problem}", to_stderr=True)
+        sys.stdout.write(page + "\n")
         # The runner reads both streams; a page of Markdown is meant for a file, which no annotation belongs into.
         stream = sys.stderr if arguments.format == "markdown" else sys.stdout
         stream.writelines(f"{line}\n" for line in annotation_lines(found))
@@ -91,21 +87,3 @@ def read_tolerances(words: Iterable[str]) -> dict[str, Tolerance]:
             raise UsageError(f"--tolerance gives {key} twice: give each key once.")
         tolerances[key] = tolerance
     return tolerances
-
-
-def append_summary(page: str, environ: Mapping[str, str]) -> None:
-    """Appends the page to ``$GITHUB_STEP_SUMMARY``, in what room it has left; says so where that is not possible."""
-    path = environ.get("GITHUB_STEP_SUMMARY")
-    if not path:
-        return
-    try:
-        taken = os.path.getsize(path) if os.path.exists(path) else 0
-        content = cut_page(page, SUMMARY_LIMIT_BYTES - taken - 2)
-        if not content:
-            print("torchledger: the step's summary is full: nothing was added to it", file=sys.stderr)
-            return
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(content + "\n\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        print(f"torchledger: cannot write the step's summary: {reason}", file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchledger.cli.options import read_count
 from torchledger.errors import UsageError
 from torchledger.reconciliation import reconcile
 from torchledger.render.beside import side_by_side
@@ -16,6 +17,7 @@ from torchledger.render.bridges import bridges_beside
 from torchledger.render.tables import Table
 from torchledger.render.text import page_width, render_sections
 from torchledger.report import Report
+from torchledger.units import format_number
 
 if TYPE_CHECKING:
     from torchledger.demo.training import Training
@@ -26,7 +28,7 @@ KINDS = ("non-reentrant", "reentrant")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add = parser.add_argument
-    add("--steps", type=int, default=4, metavar="N", help="optimizer steps of each run; the default is 4")
+    add("--steps", default="4", metavar="N", help="optimizer steps of each run; the default is 4")
     add("--device", help="cpu, cuda or cuda:N; the default is a GPU where there is one")
     add("--checkpoint", choices=KINDS, default=KINDS[0], help=f"the kind of checkpointing; the default is {KINDS[0]}")
     add("--bf16", action="store_true", help="bfloat16 autocast on the CPU too; a GPU that knows bfloat16 always has it")
@@ -36,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Trains twice and prints both ledgers."""
-    if arguments.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {arguments.steps}.")
+    arguments.steps = read_count("--steps", arguments.steps)
     if arguments.data:
         trainings = train_both(arguments.data, arguments)
     else:
@@ -45,7 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
             trainings = train_both(Path(folder) / "topics.bin", arguments)
     plain = trainings["none"]
     print(f"A byte-level GPT of {plain.n_params:,} parameters, AdamW, {plain.precision} on {plain.device},")
-    print(f"{arguments.steps} steps of {plain.tokens:,} tokens, without and with {arguments.checkpoint} checkpointing.")
+    ran = f"{format_number(arguments.steps, 'step')} of {format_number(plain.tokens, 'token')}"
+    print(f"{ran}, without and with {arguments.checkpoint} checkpointing.")
     print()
     print(side_by_side({name: training.report for name, training in trainings.items()}, page_width()))
     print()

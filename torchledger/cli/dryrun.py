@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING
 from torchledger.accelerators import find_accelerator
 from torchledger.allocator.caching import CachingAllocator
 from torchledger.cli.batches import BatchRange, parse_batch, search_batch
+from torchledger.cli.options import read_count
+from torchledger.cli.output import say
 from torchledger.cli.run import USAGE_ERROR, read_target
 from torchledger.cli.scripts import check_target, run_target
 from torchledger.errors import ReportWriteError, UsageError
 from torchledger.journal.files import check_writable
 from torchledger.read.fitting import judge_fit
 from torchledger.render.fitting import fit_sections
+from torchledger.render.names import clean
 from torchledger.render.text import page_width, render_sections
 from torchledger.units import parse_bytes
 
@@ -37,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--capacity", metavar="SIZE", help="what the allocator may take, as in 80GB; by default what the driver reports"
     )
     add("--alloc-conf", metavar="CONF", default="", help="settings as in PYTORCH_CUDA_ALLOC_CONF")
-    add("--steps", metavar="N", type=int, default=2, help="end the program after so many training steps; default 2")
+    add("--steps", metavar="N", default="2", help="end the program after so many training steps; default 2")
     add(
         "--batch",
         metavar="NAME=LO:HI",
@@ -53,8 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Runs the program on a simulated device, prints its report and the verdict; 1 where the device is too small."""
     target = read_target(arguments.program, is_module=arguments.is_module)
     check_target(target)
-    if arguments.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {arguments.steps}.")
+    arguments.steps = read_count("--steps", arguments.steps)
     find_accelerator(arguments.accelerator)
     capacity = None if arguments.capacity is None else parse_bytes(arguments.capacity)
     CachingAllocator(arguments.alloc_conf, capacity_bytes=capacity)  # refuses what it cannot read
@@ -67,9 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     simulation = Simulation(arguments.accelerator, arguments.alloc_conf, capacity, arguments.data_dependent, True)
     around = _DryRun(simulation, arguments.steps)
-    code = run_target(target, around)
-    sys.stdout.flush()
-    return _deliver(around, arguments.alloc_conf, path, code)
+    return run_target(target, around, lambda code: _deliver(around, arguments.alloc_conf, path, code))
 
 
 def _batch_range(arguments: argparse.Namespace) -> BatchRange:
@@ -120,17 +121,19 @@ class _DryRun:
 
 
 def _deliver(around: _DryRun, conf: str, path: Path | None, code: int) -> int:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()  # the program's output comes first
     report = around.ledger.report
     device, stats = around.device, around.device.allocator.stats
     if path is not None:
         try:
             report.save(path)
         except ReportWriteError as error:
-            print(f"torchledger: error: {error}", file=sys.stderr)
+            say(f"torchledger: error: {error}", to_stderr=True)
             code = code or USAGE_ERROR
-    print(f"\n{report}\n")
+    say(f"\n{report}\n")
     if around.failed:
-        print("The program failed before its steps were done: whether it fits is not known.")
+        say("The program failed before its steps were done: whether it fits is not known.")
         return code
     fit = judge_fit(
         report,
@@ -141,14 +144,14 @@ def _deliver(around: _DryRun, conf: str, path: Path | None, code: int) -> int:
         trace=device.allocator.trace,
         settings=conf,
     )
-    print(render_sections(fit_sections(fit, device.accelerator.name), page_width()))
+    say(render_sections(fit_sections(fit, device.accelerator.name), page_width()))
     if around.out_of_memory is not None:
-        print()
-        print("\n".join(_said(around.out_of_memory)))
+        say("\n" + "\n".join(_said(around.out_of_memory)))
         return code or TOO_SMALL
     return code
 
 
 def _said(error: BaseException) -> list[str]:
     """What the error says: torch's own words, and what the ledger notes about what holds the memory."""
-    return [str(error), *getattr(error, "__notes__", [])]
+    words = [str(error), *getattr(error, "__notes__", [])]
+    return [clean(line) for word in words for line in str(word).splitlines()]

@@ -7,7 +7,7 @@ import argparse
 from torchledger.accelerators import find_accelerator
 from torchledger.analytic.estimates import estimate_largest_model
 from torchledger.analytic.recipes import recipe
-from torchledger.cli.napkin import read_count, read_option
+from torchledger.cli.options import read_count, read_option
 from torchledger.errors import QuantityError
 from torchledger.render.estimates import estimate_sections
 from torchledger.render.text import page_width, render_sections

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from torchledger._version import __version__
 from torchledger.cli.commands import COMMANDS
+from torchledger.cli.output import make_forgiving, say
 from torchledger.errors import TorchledgerError
 from torchledger.render.names import clean
 
@@ -40,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     if sys.stdout is None:  # closed by whoever started us
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
-    if not row.runs_script and isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that the terminal's encoding lacks must not cost the report.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if not row.runs_script:
+        make_forgiving(sys.stdout)  # a name that the terminal's encoding lacks must not cost the report
     code = 0
     try:
         command = row.load()
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except TorchledgerError as error:
-        print(f"torchledger: error: {clean(str(error))}", file=sys.stderr)
+        say(f"torchledger: error: {clean(str(error))}", to_stderr=True)
         return USAGE_ERROR
     except BrokenPipeError:
         # Whoever read our output has enough; what is still buffered must not raise once more at exit.
@@ -66,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _top_parser() -> argparse.ArgumentParser:
     width = max(len(row.name) for row in COMMANDS)
-    listing = "\n".join(f"  {row.name.ljust(width)}  {row.summary}" for row in COMMANDS)
+    room = max(shutil.get_terminal_size().columns - 2, 40)
+    wrapper = textwrap.TextWrapper(room, subsequent_indent=" " * (width + 4))
+    listing = "\n".join(wrapper.fill(f"  {row.name.ljust(width)}  {row.summary}") for row in COMMANDS)
     parser = argparse.ArgumentParser(
         prog="torchledger",
         usage="torchledger [--version] COMMAND ...",

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
-from typing import TypeVar
 
 from torchledger.accelerators import find_accelerator
 from torchledger.analytic.estimates import Estimate, estimate_training_flops, estimate_training_time
-from torchledger.analytic.models import FAMILIES, find_sizes
+from torchledger.analytic.models import FAMILIES, find_model
 from torchledger.analytic.transformer import TransformerSpec
+from torchledger.cli.options import read_count, read_option
 from torchledger.errors import QuantityError, UsageError
 from torchledger.render.estimates import estimate_sections, rule_sections
 from torchledger.render.tables import Section
 from torchledger.render.text import page_width, render_sections
-from torchledger.units import format_count, parse_count
+from torchledger.units import format_number
 
-T = TypeVar("T")
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)( ?%)?")
 
 
@@ -54,7 +53,9 @@ def execute(arguments: argparse.Namespace) -> int:
     sections: list[Section] = list(estimate_sections(estimates))
     if spec is not None and arguments.seq is not None:
         seq = read_count("--seq", arguments.seq)
-        title = f"{arguments.model}: forward and backward of one sequence of {format_count(seq)} tokens, by each rule"
+        title = (
+            f"{arguments.model}: forward and backward of one sequence of {format_number(seq, 'token')}, by each rule"
+        )
         sections += rule_sections(spec.published_flops(1, seq), title)
     print(render_sections(sections, page_width()))
     return 0
@@ -67,10 +68,7 @@ def _read_model(arguments: argparse.Namespace) -> TransformerSpec | None:
         return None
     if arguments.params is not None:
         raise UsageError("--params and --model say the same thing twice: give one of them.")
-    family, _, name = arguments.model.partition("-")
-    if family not in FAMILIES:
-        raise UsageError(f"there is no model {arguments.model!r} on record; there are: {', '.join(_model_names())}.")
-    return TransformerSpec(**find_sizes(family, name))
+    return TransformerSpec(**find_model(arguments.model))
 
 
 def _model_names() -> Iterable[str]:
@@ -91,37 +89,6 @@ def _times(arguments: argparse.Namespace, n_params: int, n_tokens: int) -> tuple
         dtype=arguments.dtype,
         mfu=read_option("--mfu", arguments.mfu or "0.5", parse_share),
     )
-
-
-def read_count(option: str, text: str) -> int:
-    """The count of at least 1 that an option was given.
-
-    Raises:
-        QuantityError: it cannot be read.
-        UsageError: it is 0.
-
-    >>> read_count("--params", "70B")
-    70000000000
-    """
-    count = read_option(option, text, parse_count)
-    if count < 1:
-        raise UsageError(f"{option} must be at least 1, not {text}.")
-    return count
-
-
-def read_option(option: str, text: str, parse: Callable[[str], T]) -> T:
-    """What an option was given, read by ``parse``; the option's name stands before what could not be read.
-
-    Raises:
-        QuantityError: it cannot be read.
-
-    >>> read_option("--mfu", "50%", parse_share)
-    0.5
-    """
-    try:
-        return parse(text)
-    except QuantityError as error:
-        raise QuantityError(f"{option}: {error.message}") from None
 
 
 def parse_share(text: str) -> float:

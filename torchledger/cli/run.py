@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchledger.cli.options import read_count
+from torchledger.cli.output import say
 from torchledger.cli.scripts import Target, check_target, run_target
 from torchledger.errors import ReportWriteError, UsageError
 from torchledger.journal.files import check_writable
@@ -23,7 +25,7 @@ USAGE_ERROR = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    options = "[-h] [--json PATH] [--tokens-per-step N]"
+    options = "[-h] [--json PATH] [--tokens-per-step N] [--audit]"
     parser.usage = f"%(prog)s {options} SCRIPT ARGS...\n       %(prog)s {options} -m MODULE ARGS..."
     parser.add_argument(
         "--json",
@@ -32,7 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also write the report as JSON; under torchrun {rank} in PATH becomes the rank, which is added otherwise",
     )
     parser.add_argument(
-        "--tokens-per-step", metavar="N", type=int, default=None, help="tokens that a step trains on, for FLOPs a token"
+        "--tokens-per-step", metavar="N", help="tokens that a step trains on, as in 4096 or 4k, for FLOPs a token"
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="run one step under the profiler too, and list what ops hold inside themselves on the CPU",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument(
@@ -44,18 +51,23 @@ def execute(arguments: argparse.Namespace) -> int:
     """Runs the program, prints the report to stderr, and returns the program's own exit code."""
     target = read_target(arguments.program, is_module=arguments.is_module)
     check_target(target)
+    given = arguments.tokens_per_step
+    tokens = None if given is None else read_count("--tokens-per-step", given)
     rank = read_rank(os.environ)
     path = None if arguments.json is None else rank_path(arguments.json, rank).absolute()
     if path is not None:
         check_writable(path)  # before the program has run for hours
     from torchledger.ledger import Ledger, count_steps  # brings torch, which no refusal above needs
 
-    ledger = count_steps(Ledger(tokens_per_step=arguments.tokens_per_step))
+    ledger = count_steps(Ledger(tokens_per_step=tokens, audit=arguments.audit))
     process = os.getpid()
-    code = run_target(target, ledger)
-    if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's
-        return code
-    return _deliver(ledger, path, code, quiet=rank not in (None, 0))
+
+    def deliver(code: int) -> int:
+        if os.getpid() != process:  # a fork that came out at the end of the program: the report is its parent's
+            return code
+        return _deliver(ledger, path, code, quiet=rank not in (None, 0))
+
+    return run_target(target, ledger, deliver)
 
 
 def read_target(words: list[str], *, is_module: bool) -> Target:
@@ -110,20 +122,12 @@ def _deliver(ledger: Ledger, path: Path | None, code: int, *, quiet: bool) -> in
         except ReportWriteError as error:
             unwritten = error
         if not quiet:
-            _say(f"\n{report}")
+            say(f"\n{report}", to_stderr=True)
         if unwritten is not None:
-            _say(f"torchledger: error: {unwritten}")
+            say(f"torchledger: error: {unwritten}", to_stderr=True)
             return code or USAGE_ERROR
     except Exception:  # a fault of ours must not look like the program's
-        _say(f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}")
+        said = f"torchledger: fault: the report could not be made. Please report this:\n{traceback.format_exc()}"
+        say(said, to_stderr=True)
         return code or USAGE_ERROR
     return code
-
-
-def _say(text: str) -> None:
-    """Prints to standard error, or to what it was at the start if the program has closed it."""
-    for stream in (sys.stderr, sys.__stderr__):
-        if stream is not None and not stream.closed:
-            with contextlib.suppress(OSError, ValueError):
-                print(text, file=stream, flush=True)
-                return

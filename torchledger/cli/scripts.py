@@ -10,6 +10,7 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -42,12 +43,20 @@ class _Program:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def run_target(target: Target, around: contextlib.AbstractContextManager[object]) -> int:
+def run_target(
+    target: Target, around: contextlib.AbstractContextManager[object], deliver: Callable[[int], int] | None = None
+) -> int:
     """Runs a program to its end inside ``around`` and returns its exit code.
 
     What it prints passes through. An exception that it does not catch is printed as Python prints it, without our
     frames, and gives 1; an interrupt gives 130, and SIGTERM 143. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the
     program's from then on, so that what it left for the interpreter's exit still finds them.
+
+    Args:
+        target: what to run.
+        around: is entered before the program and left after it.
+        deliver: called with the exit code once the program has ended, and returns the one to end with. What the program
+            failed with is printed after that, so that it is the last thing seen.
 
     Raises:
         UsageError: there is no such script or module.
@@ -57,24 +66,22 @@ def run_target(target: Target, around: contextlib.AbstractContextManager[object]
     torchledger.errors.UsageError: there is no script no/such/script.py: ...
     """
     check_target(target)
+    failure: BaseException | None = None
     try:
         program = _find_module(target) if target.is_module else _compile_script(target)
         module = _become_main(program, target.arguments)
         with until_terminated(), around:
             exec(program.code, module.__dict__)
-    except SystemExit as exit_request:
-        return _exit_code(exit_request)
-    except KeyboardInterrupt as interrupt:
-        _print_exception(interrupt)
-        return INTERRUPTED
-    except Terminated:
-        return TERMINATED
     except _NoSuchModuleError:
         raise
     except BaseException as error:
-        _print_exception(error)
-        return 1
-    return 0
+        failure = error
+    code = _exit_code(failure)
+    try:
+        return code if deliver is None else deliver(code)
+    finally:
+        if failure is not None:
+            _print_failure(failure)
 
 
 class _NoSuchModuleError(UsageError):
@@ -180,16 +187,22 @@ def _replace_path0(folder: str) -> None:
     sys.path[0:1] = [folder]
 
 
-def _exit_code(request: SystemExit) -> int:
-    if request.code is None:
-        return 0
-    if isinstance(request.code, int):
-        return int(request.code)
-    print(request.code, file=sys.stderr)
-    return 1
+def _exit_code(failure: BaseException | None) -> int:
+    if isinstance(failure, SystemExit):
+        return 0 if failure.code is None else int(failure.code) if isinstance(failure.code, int) else 1
+    if isinstance(failure, Terminated):
+        return TERMINATED
+    return 0 if failure is None else INTERRUPTED if isinstance(failure, KeyboardInterrupt) else 1
 
 
-def _print_exception(error: BaseException) -> None:
+def _print_failure(error: BaseException) -> None:
+    """Prints what Python would: the text that a program ended itself with, or the traceback."""
+    if isinstance(error, Terminated):
+        return
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        return
     _strip_our_frames(error, set())
     try:
         sys.excepthook(type(error), error, error.__traceback__)

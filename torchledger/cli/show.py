@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from torchledger.cli.options import read_count
 from torchledger.errors import UsageError
 from torchledger.journal.schema import dump_run
 from torchledger.reconciliation import reconcile
@@ -16,7 +17,7 @@ from torchledger.report import Report
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": str,
     "markdown": render_markdown,
-    "json": lambda report: dump_run(report, journal=bool(report.journals)).rstrip("\n"),
+    "json": lambda report: _inert_json(dump_run(report, journal=bool(report.journals)).rstrip("\n")),
 }
 
 
@@ -29,17 +30,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in place of the report, why its FLOPs are not 6ND and its peak not 16N",
     )
-    parser.add_argument("--tokens", type=int, metavar="D", help="tokens of a step, for --reconcile")
+    parser.add_argument("--tokens", metavar="D", help="tokens of a step, as in 4096 or 4k, for --reconcile")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Prints the report."""
+    tokens = None if arguments.tokens is None else read_count("--tokens", arguments.tokens)
     report = Report.load(arguments.file)
     if arguments.reconcile:
-        sys.stdout.write(_reconciled(report, arguments.format, arguments.tokens) + "\n")
+        sys.stdout.write(_reconciled(report, arguments.format, tokens) + "\n")
     else:
         sys.stdout.write(FORMATS[arguments.format](report) + "\n")
     return 0
+
+
+def _inert_json(text: str) -> str:
+    """The same JSON without ``##[``, which a runner takes for a command wherever in a line it stands."""
+    return text.replace("##", "#\\u0023")
 
 
 def _reconciled(report: Report, style: str, tokens: int | None) -> str:

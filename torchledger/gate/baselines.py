@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from torchledger.errors import BaselineFileError, ReportWriteError
-from torchledger.gate.budgets import Verdict, check_measured
-from torchledger.gate.quantities import QUANTITIES, Measured, Quantity, measure_quantities
-from torchledger.gate.tolerances import Tolerance, default_tolerance
+from torchledger.gate.budgets import check_measured
+from torchledger.gate.judging import Outcome, Verdict, judge
+from torchledger.gate.machine import Machine, read_machine
+from torchledger.gate.quantities import QUANTITIES, WITH_RESCORE, Measured, measure_quantities
+from torchledger.gate.tolerances import default_tolerance
 from torchledger.journal.decoding import LARGEST
 from torchledger.journal.files import UnreadableError, read_json, shown_path, write_text
 from torchledger.journal.statements import MemorySnapshot, RunStatement, is_accelerator
@@ -33,35 +35,40 @@ ROWS = "rows"
 
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})( |$)", re.MULTILINE)
 
-# Adam keeps its step counts on the CPU and a loader may leave the batch there, so these depend on the device after all.
-_OF_DEVICE = ("optimizer_state", "inputs")
-
 Entry = dict[str, dict[str, Any]]
 """The groups of one test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one report has to say to a baseline: its values by key, the group of those that depend on the device."""
+    """What one report has to say to a baseline: its values by key, and the machine that they were measured on."""
 
     values: dict[str, Measured]
-    group: str
-    device: str
-    exact: bool
+    machine: Machine
     peak: MemorySnapshot
 
-    def group_of(self, key: str) -> str:
-        """The group that a key's value belongs to."""
-        return group_of(key, self.group)
+    def group_of(self, key: str, groups: Mapping[str, Any]) -> str:
+        """The group of an entry that a key's value belongs to: ``ANYWHERE``, or that of this machine.
 
+        What the program alone decides is the same anywhere, but for the part of it that placement or kernels decide:
+        a number goes with its machine where some of the bytes lie on another device, or where attention ran in other
+        kernels than it did for the number that is there.
 
-def group_of(key: str, of_device: str) -> str:
-    """The group that a key's value belongs to, ``of_device`` being that of what depends on the device.
-
-    >>> group_of("flops", "cpu, torch 2.13"), group_of("peak", "cpu, torch 2.13")
-    ('any device, any torch', 'cpu, torch 2.13')
-    """
-    return ANYWHERE if QUANTITIES[key].rests_on == "program" and key not in _OF_DEVICE else of_device
+        >>> machine = Machine("cpu", "", "2.13.0", simulated=False)
+        >>> sample = Sample({"flops": Measured(8, 0, "cpu")}, machine, MemorySnapshot())
+        >>> sample.group_of("flops", {}), sample.group_of("peak", {})
+        ('any device, any torch', 'cpu, torch 2.13')
+        """
+        own = self.machine.group
+        if QUANTITIES[key].depends_on != "program" or key in groups.get(own, {}):
+            return own
+        there = groups.get(ANYWHERE, {})
+        apart = self.values[key].apart if key in self.values else 0
+        if own in groups and key in there:
+            return ANYWHERE  # this machine's own number
+        if QUANTITIES[key].unit == "bytes":
+            return own if apart else ANYWHERE
+        return own if key in WITH_RESCORE and there.get("attention_rescore_flops", apart) != apart else ANYWHERE
 
 
 def baseline_path(module: Path) -> Path:
@@ -81,36 +88,15 @@ def take_sample(run: RunStatement) -> Sample:
         UsageError: the run has no step.
         FaultyReportError: the ledger failed while it recorded.
     """
-    device = check_measured(run).main_device
-    simulated = _is_simulated(run, device)
-    exact = simulated or not is_accelerator(device)
-    if not exact and len(run.steps) > 1:
+    machine = read_machine(check_measured(run))
+    if not machine.is_exact and len(run.steps) > 1:
         # Libraries take their workspaces at first use, so that the order of tests would show.
         run = RunStatement(run.steps[1:], run.n_steps - 1, run.environment, run.flops)
     values = measure_quantities(run)
-    if not is_accelerator(device):
+    if not is_accelerator(machine.device):
         for key in ("requested", "allocated", "reserved"):
             values.pop(key, None)  # the same number as the peak, three times more
-    return Sample(values, _group_name(run, device, simulated), device, exact, run.peak)
-
-
-def _group_name(run: RunStatement, device: str, simulated: bool) -> str:
-    """A kind of device and a minor version of torch, such as ``h100-sxm, torch 2.13``."""
-    kind = device.partition(":")[0]
-    if is_accelerator(device):
-        devices = run.environment.get("devices")
-        entry = devices.get(device) if isinstance(devices, dict) else None
-        name = entry.get("name") if isinstance(entry, dict) else None
-        kind = str(run.environment.get("accelerator") or name or kind)
-    version = ".".join(str(run.environment.get("torch", "unknown")).split("+")[0].split(".")[:2])
-    return f"{'simulated ' if simulated else ''}{kind}, torch {version}"
-
-
-def _is_simulated(run: RunStatement, device: str) -> bool:
-    devices = run.environment.get("devices")
-    entry = devices.get(device) if isinstance(devices, dict) else None
-    facts = entry if isinstance(entry, dict) else {}
-    return is_accelerator(device) and bool(facts.get("simulated") or run.environment.get("simulated"))
+    return Sample(values, machine, run.peak)
 
 
 _LATER_ACCOUNTS = ("inference_flops", "communication", "unsharded_parameters")
@@ -126,28 +112,29 @@ def judge_sample(entry: Mapping[str, Any] | None, sample: Sample, share: Fractio
         share: by how much of the number each may differ; exact on CPU and simulated devices if None, and on
             accelerators, for what their allocator or kernels decide, 1 % or 1 MiB.
 
-    >>> sample = Sample({"peak": Measured(8, 0, "cpu")}, "cpu, torch 2.13", "cpu", True, MemorySnapshot())
+    >>> machine = Machine("cpu", "", "2.13.0", simulated=False)
+    >>> sample = Sample({"peak": Measured(8, 0, "cpu")}, machine, MemorySnapshot())
     >>> [verdict.outcome for verdict in judge_sample(None, sample, None)]
     ['NEW']
     """
     groups = entry or {}
-    # What is in the baseline and was not measured now has gone to 0.
-    keys = [key for key in QUANTITIES if key in sample.values or _number(groups, sample.group_of(key), key) is not None]
+    machine = sample.machine
+    elsewhere = [name for name in groups if name not in (ANYWHERE, machine.group)]
+    why = f"measured on {', '.join(elsewhere)} alone" if elsewhere and machine.group not in groups else ""
     verdicts = []
-    for key in keys:
-        found = sample.values.get(key) or Measured(0, 0, sample.device)
-        group = sample.group_of(key)
+    for key, quantity in QUANTITIES.items():
+        group = sample.group_of(key, groups)
         base = _number(groups, group, key)
+        if key not in sample.values and base is None:
+            continue
+        # What is in the baseline and was not measured now has gone to 0.
+        found = sample.values.get(key) or Measured(0, 0, machine.device)
         if base is None and not found.value and key in _LATER_ACCOUNTS and group in groups:
             base = 0
-        if base is None:
-            others = group not in groups and group != ANYWHERE and any(name != ANYWHERE for name in groups)
-            outcome, allowed = ("NO-MATCH" if others else "NEW"), None
-        else:
-            room = _tolerance(QUANTITIES[key], sample, share).room(base)
-            allowed = base + room
-            outcome = "PASS" if abs(found.value - base) <= room else "REGRESSION" if found.value > base else "WIN"
-        verdicts.append(Verdict(key, found.value, base, allowed, outcome, found.step_index, found.device))
+        usual = default_tolerance(quantity, exact=machine.is_exact)
+        tolerance = usual if share is None else replace(usual, relative=share)
+        missing = why if base is None and group != ANYWHERE else ""
+        verdicts.append(judge(key, found, base, tolerance, why=missing))
     return tuple(verdicts)
 
 
@@ -156,31 +143,26 @@ def find_broken(verdicts: Iterable[Verdict], *, update: bool, ci: bool) -> tuple
 
     With ``update`` nothing fails; a number that is missing fails in CI, where nobody would commit it.
 
-    >>> find_broken([Verdict("peak", 8, None, None, "NEW", 0, "cpu")], update=False, ci=False)
+    >>> find_broken([judge("peak", Measured(8, 0, "cpu"), None)], update=False, ci=False)
     ()
     """
     failing = ("REGRESSION", "WIN", "NEW", "NO-MATCH") if ci else ("REGRESSION", "WIN")
     return () if update else tuple(verdict for verdict in verdicts if verdict.outcome in failing)
 
 
-def worst_outcome(verdicts: Iterable[Verdict]) -> str:
-    """The one word for several verdicts.
+def outcome_of(verdicts: Iterable[Verdict]) -> str:
+    """The one word for a check: the worst, ``NEW`` before a ``PASS`` since there is something to be written.
 
-    >>> worst_outcome([Verdict("peak", 8, 9, 9, "WIN", 0, "cpu"), Verdict("flops", 1, 1, 1, "PASS", 0, "cpu")])
+    >>> outcome_of([judge("peak", Measured(8, 0, "cpu"), 9), judge("flops", Measured(1, 0, "cpu"), 1)])
     'WIN'
     """
     found = {verdict.outcome for verdict in verdicts}
-    return next((word for word in ("REGRESSION", "WIN", "NO-MATCH", "NEW") if word in found), "PASS")
+    return str(next((word for word in Outcome if word in found), Outcome.PASS))
 
 
 def _number(groups: Mapping[str, Any], group: str, key: str) -> int | None:
     found = groups.get(group, {}).get(key)
     return found if isinstance(found, int) else None
-
-
-def _tolerance(quantity: Quantity, sample: Sample, share: Fraction | None) -> Tolerance:
-    usual = default_tolerance(quantity, sample.device, simulated=sample.exact)
-    return usual if share is None else replace(usual, relative=share)
 
 
 def updated_entry(
@@ -344,7 +326,7 @@ def _group_problem(values: Mapping[str, object]) -> str | None:
 
 def _is_positive(key: str) -> bool:
     # What is read off an allocator may be a difference, and what is left of a category's rows is one.
-    return key in QUANTITIES and QUANTITIES[key].rests_on != "allocator"
+    return key in QUANTITIES and QUANTITIES[key].depends_on != "allocator"
 
 
 def _shown(value: object) -> str:

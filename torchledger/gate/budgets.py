@@ -8,34 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torchledger.errors import FaultyReportError, QuantityError, UsageError
+from torchledger.gate.judging import Verdict, judge
 from torchledger.gate.quantities import QUANTITIES, Measured, find_quantity, measure_quantities
 from torchledger.gate.tolerances import EXACT, Tolerance, parse_tolerance
 from torchledger.journal.statements import RunStatement
-from torchledger.units import show_value
+from torchledger.units import format_number, show_value
 
 _TOLERANCE_FORMS = "'2%', '0.5 %' or 0"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of one number: ``measured`` against ``budget``, where ``allowed`` has the tolerance as well.
-
-    A budget's ``outcome`` is ``PASS`` or ``OVER``. That of a baseline, the number of an earlier run, is ``PASS``,
-    ``REGRESSION``, ``WIN``, ``NEW`` or ``NO-MATCH``; the last two have no ``budget``.
-    """
-
-    key: str
-    measured: int
-    budget: int | None
-    allowed: int | None
-    outcome: str
-    step_index: int
-    device: str
-
-    @property
-    def unit(self) -> str:
-        """``bytes``, ``flops`` or ``count``."""
-        return QUANTITIES[self.key].unit
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -150,8 +129,10 @@ def judge_budget(run: RunStatement, budget: Budget) -> tuple[Verdict, ...]:
     if not isinstance(budget, Budget):
         raise UsageError(f"cannot hold a report against {show_value(budget)}: give a torchledger.Budget(peak='2 GiB').")
     measured = measure_quantities(check_measured(run))
+    nothing = Measured(0, 0, run.main_device)  # of a run without bytes on its main device
+    tolerance = Tolerance(budget.tolerance)
     return tuple(
-        _judge(key, limit, measured, budget.tolerance, run.main_device) for key, limit in budget.limits.items()
+        judge(key, measured.get(key, nothing), limit, tolerance, is_limit=True) for key, limit in budget.limits.items()
     )
 
 
@@ -183,18 +164,10 @@ def find_doubts(run: RunStatement, keys: Mapping[str, int]) -> Iterator[str]:
     """
     units = {QUANTITIES[key].unit for key in keys}
     if "flops" in units and run.flops.uncounted:
-        named = ", ".join(f"{op} ({n:,} calls)" for op, n in sorted(run.flops.uncounted.items())[:5])
+        named = ", ".join(f"{op} ({format_number(n, 'call')})" for op, n in sorted(run.flops.uncounted.items())[:5])
         yield f"FLOPs are without {named}, whose cost is unknown"
     if "bytes" in units:
         notes = (note for step in run.steps for memory in step.memory.values() for note in memory.notes)
         yield from dict.fromkeys(notes)
     if len(run.steps) < run.n_steps:
         yield f"of {run.n_steps:,} steps {len(run.steps):,} were kept (the last, and that of the peak): raise keep="
-
-
-def _judge(key: str, limit: int, measured: Mapping[str, Measured], share: Fraction, device: str) -> Verdict:
-    # A run without bytes on its main device has 0 of each.
-    found = measured.get(key) or Measured(0, 0, device)
-    allowed = limit + int(limit * share)
-    outcome = "PASS" if found.value <= allowed else "OVER"
-    return Verdict(key, found.value, limit, allowed, outcome, found.step_index, found.device)

@@ -48,6 +48,12 @@ OPTIONS = (
         help="remove baseline entries that no test uses, after a whole run that passed",
     ),
     Option(
+        *("budgets", "switch", "--ledger-budgets", "TORCHLEDGER_BUDGETS"),
+        in_file=True,
+        default="off",
+        help="list all budgets at the end, with how much of each was used, not only those nearly used up",
+    ),
+    Option(
         *("report", "path", "--ledger-report", "TORCHLEDGER_REPORT"),
         in_file=True,
         default="none",
@@ -72,6 +78,7 @@ class Settings:
 
     update: bool = False
     prune: bool = False
+    budgets: bool = False
     report: Path | None = None
     tolerance: str | None = None
     limits: dict[str, object] = field(default_factory=dict)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchledger.gate.pairing import Entry, pair_entries, sizes
-from torchledger.journal.checks import parent_of
+from torchledger.journal.checks import parents_of
 from torchledger.journal.statements import CATEGORIES, PHASES, FlopStatement, MemorySnapshot, StepReport
-from torchledger.units import format_apart, format_count, format_flops
+from torchledger.units import format_against, format_count, format_flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _words(one: Entry, other: Entry) -> str:
         now.append(f"{format_count(other.n_blocks)} block{'s' if other.n_blocks > 1 else ''}")
         was.append(format_count(one.n_blocks))
     elif not now:
-        less, more = format_apart(one.nbytes, other.nbytes)
+        less, more = format_against(one.nbytes, other.nbytes)
         now.append(more)
         was.append(less)
     if one.phases != other.phases:
@@ -248,9 +248,8 @@ def _diff_modules(base: FlopStatement, head: FlopStatement) -> tuple[CountDiffer
 def _own_phases(flops: FlopStatement) -> dict[str, dict[str, int]]:
     """Each module's FLOPs by phase, without its children's."""
     own = {module: {p: getattr(split, p) for p in PHASES} for module, split in flops.by_module.items()}
-    for module, split in flops.by_module.items():
-        parent = parent_of(module, flops.by_module)
+    for module, parent in parents_of(flops.by_module).items():
         if parent is not None:
             for phase in PHASES:
-                own[parent][phase] -= getattr(split, phase)
+                own[parent][phase] -= getattr(flops.by_module[module], phase)
     return own

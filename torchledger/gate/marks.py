@@ -137,12 +137,13 @@ class MarkedTest(NamedTuple):
     marks: tuple[tuple[tuple[object, ...], Mapping[str, object], bool], ...]
 
 
-def find_mark_errors(tests: Sequence[MarkedTest], *, whole: bool) -> list[str]:
+def find_mark_errors(tests: Sequence[MarkedTest], *, whole: bool, selected: Collection[str] | None = None) -> list[str]:
     """What is wrong with the markers of a suite: a line each, which names the test.
 
     Args:
         tests: all tests that have a marker.
         whole: whether they are all tests of their families, so that an id that none of them has is a mistake.
+        selected: the ids of the tests that are to run; all, if left out. What others say is not looked at.
 
     >>> find_mark_errors([MarkedTest("t.py::test_a", "t.py::test_a", None, (((), {"peek": 1}, True),))], whole=True)
     ["t.py::test_a: @pytest.mark.ledger(peek=1): there is no quantity 'peek': did you mean 'peak'? [usage]"]
@@ -153,7 +154,7 @@ def find_mark_errors(tests: Sequence[MarkedTest], *, whole: bool) -> list[str]:
     reader = MarkReader()
     unknown: dict[tuple[int, str], str | None] = {}
     errors: dict[str, None] = {}
-    for test in tests:
+    for test in tests if selected is None else [test for test in tests if test.test_id in selected]:
         marks: list[Mark] = []
         try:
             for args, kwargs, is_own in test.marks:

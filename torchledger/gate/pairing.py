@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from torchledger.journal.statements import MemorySnapshot
 
 _MANY_PAIRS = 4096
 """With more candidates than that, the entries of one place are paired in the order of their size."""
+_MANY_RELATIVES = 64
+"""So many candidates are looked at for what a module inside or around another made."""
 
 Key = tuple[str, str, str, str, tuple[int, ...]]
 """Category, module, op, dtype and shape."""
@@ -132,7 +135,7 @@ def _pair_relatives(before: Entries, after: Entries) -> Iterator[tuple[Entry, En
         waiting.setdefault(_elements(entry), []).append(key)
     for key, entry in list(after.items()):
         candidates = waiting.get(_elements(entry), [])
-        for other in candidates[:_MANY_PAIRS]:
+        for other in candidates[:_MANY_RELATIVES]:
             if before[other].dtype != entry.dtype and _are_relatives(before[other].module, entry.module):
                 candidates.remove(other)
                 yield before.pop(other), after.pop(key)
@@ -163,11 +166,11 @@ def _only_in(one: MemorySnapshot, other: MemorySnapshot) -> set[str]:
 
 def _pair_renamed(before: Entries, after: Entries, left: set[str], came: set[str]) -> Iterator[tuple[Entry, Entry]]:
     """Takes out what is the same but for the name of its module, where the old name is gone and the new one is new."""
-    waiting: dict[Hashable, list[Key]] = {}
+    waiting: dict[Hashable, deque[Key]] = {}
     for key, entry in before.items():
         if entry.module in left:
-            waiting.setdefault((key[0], *key[2:], entry.nbytes, entry.n_blocks), []).append(key)
+            waiting.setdefault((key[0], *key[2:], entry.nbytes, entry.n_blocks), deque()).append(key)
     for key, entry in list(after.items()):
         same = waiting.get((key[0], *key[2:], entry.nbytes, entry.n_blocks)) if entry.module in came else None
         if same:
-            yield before.pop(same.pop(0)), after.pop(key)
+            yield before.pop(same.popleft()), after.pop(key)

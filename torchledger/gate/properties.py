@@ -12,7 +12,7 @@ from torchledger.journal.statements import RunStatement
 PREFIX = "torchledger."
 _ALWAYS = ("peak", "flops")
 _BASELINE = re.compile(
-    r"torchledger\.baseline\.(?:([0-9]+)\.)?(file|entry|verdict|group|new\.[a-z_]+|row\..*)", re.DOTALL
+    r"torchledger\.baseline\.(?:([0-9]+)\.)?(file|entry|verdict|group|here|new\.[a-z_]+|row\..*)", re.DOTALL
 )
 
 Property = tuple[str, object]
@@ -23,7 +23,8 @@ class Check:
     """What one check against a baseline found.
 
     ``entry`` is its name in the ``file``, ``group`` that of the numbers that depend on the device. What is to be
-    written are the ``new`` numbers by key, and the largest ``rows`` at the peak.
+    written are the ``new`` numbers by key, those ``here`` (keys with commas between) into that group, and the largest
+    ``rows`` at the peak.
     """
 
     file: str = ""
@@ -32,6 +33,7 @@ class Check:
     group: str = ""
     new: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    here: str = ""
 
 
 def encode_run_properties(run: RunStatement, number: int = 1) -> Iterator[Property]:
@@ -58,7 +60,7 @@ def encode_check(check: Check, number: int = 1) -> Iterator[Property]:
     ('torchledger.baseline.new.peak', 8)
     """
     prefix = f"{PREFIX}baseline." if number == 1 else f"{PREFIX}baseline.{number}."
-    for name in ("file", "entry", "verdict", "group"):
+    for name in ("file", "entry", "verdict", "group", "here"):
         yield prefix + name, getattr(check, name)
     for key, value in check.new.items():
         yield f"{prefix}new.{key}", value

@@ -12,29 +12,35 @@ from torchledger.journal.statements import CATEGORIES, PHASES, MemoryStatement, 
 from torchledger.units import format_bytes, format_count, format_flops, parse_bytes, parse_count, parse_flops
 
 Unit = Literal["bytes", "flops", "count"]
+Dependence = Literal["program", "placement", "kernels", "allocator"]
 
 _FORMATS: dict[str, Callable[..., str]] = {"bytes": format_bytes, "flops": format_flops, "count": format_count}
 _PARSERS: dict[str, Callable[..., int]] = {"bytes": parse_bytes, "flops": parse_flops, "count": parse_count}
 
-STATIC = ("parameters", "buffers", "gradients", "optimizer_state", "inputs")
-"""Categories whose bytes the program alone decides."""
-_OF_ALLOCATOR = ("workspace", "unexplained")
+_DEPENDENCES: dict[str, Dependence] = {
+    **dict.fromkeys(("parameters", "buffers", "gradients"), "program"),
+    **dict.fromkeys(("optimizer_state", "inputs"), "placement"),
+    **dict.fromkeys(("workspace", "unexplained"), "allocator"),
+}
+"""What decides the bytes of a category; of all others the kernels do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """One number of a step, by the ``key`` that budgets, baselines and tolerances name it with.
 
-    ``of_step`` measures it, on the step's main device. ``rests_on`` says what else decides it: the ``program`` alone
-    (FLOPs and static bytes), the ``kernels`` that a device and a version of torch choose, or also the ``allocator`` of
-    an accelerator and its libraries.
+    ``of_step`` measures it, on the step's main device. ``depends_on`` says what decides it: the ``program`` alone, its
+    ``placement`` of things on devices (Adam keeps its step counts on the CPU, a loader the batch), the ``kernels`` that
+    a device and a version of torch choose, or also the ``allocator`` of an accelerator and its libraries. ``apart`` is
+    the part of a program's number that placement or kernels decide after all.
     """
 
     key: str
     unit: Unit
     title: str
     of_step: Callable[[StepReport], int]
-    rests_on: Literal["program", "kernels", "allocator"] = "program"
+    depends_on: Dependence = "program"
+    apart: Callable[[StepReport, str], int] = lambda step, device: 0
 
     def format(self, value: int, *, signed: bool = False) -> str:
         """``value`` in the quantity's unit.
@@ -58,11 +64,12 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The highest value of a quantity, the step that it was in, and the device."""
+    """The highest value of a quantity, the step that it was in, and the device; ``apart`` as in `Quantity`."""
 
     value: int
     step_index: int
     device: str
+    apart: int = 0
 
 
 def _of_memory(read: Callable[[MemoryStatement], int]) -> Callable[[StepReport], int]:
@@ -77,12 +84,22 @@ def _category(name: str) -> Quantity:
     def read(memory: MemoryStatement) -> int:
         return memory.category_peaks.get(name, memory.peak.by_category[name])
 
-    rests_on = "program" if name in STATIC else "allocator" if name in _OF_ALLOCATOR else "kernels"
-    return Quantity(name, "bytes", f"highest bytes of {name.replace('_', ' ')}", _of_memory(read), rests_on)  # type: ignore[arg-type]
+    def elsewhere(step: StepReport, device: str) -> int:
+        return sum(read(memory) for other, memory in step.memory.items() if other != device)
+
+    title = f"highest bytes of {name.replace('_', ' ')}"
+    return Quantity(name, "bytes", title, _of_memory(read), _DEPENDENCES.get(name, "kernels"), elsewhere)
+
+
+WITH_RESCORE = ("flops", "backward_flops", "attention_rescore_flops")
+"""FLOPs that hold attention scores computed again, which fused kernels do and others do not."""
 
 
 def _flops(key: str, field: str, title: str, unit: Unit = "flops") -> Quantity:
-    return Quantity(key, unit, title, lambda step: getattr(step.flops, field))
+    def rescore(step: StepReport, device: str) -> int:
+        return step.flops.attention_rescore if key in WITH_RESCORE else 0
+
+    return Quantity(key, unit, title, lambda step: getattr(step.flops, field), apart=rescore)
 
 
 def _quantities() -> Iterator[Quantity]:
@@ -107,6 +124,7 @@ def _quantities() -> Iterator[Quantity]:
         "count",
         "calls of ops whose cost is unknown",
         lambda step: sum(step.flops.uncounted.values()),
+        "kernels",
     )
     yield _flops("compiled_regions", "compiled_regions", "compiled regions that ran", "count")
 
@@ -147,17 +165,16 @@ def measure_quantities(run: RunStatement) -> dict[str, Measured]:
     {}
     """
     device = run.main_device
-    steps = [_on_device(step, device) for step in run.steps]
-    of_peak = run.peak_step.index if run.peak_step else None
-    steps.sort(key=lambda step: step.index != of_peak)
+    steps = sorted(run.steps, key=lambda step: step is not run.peak_step)
+    alone = {step.index: _on_device(step, device) for step in steps}
     found = {}
     for key, quantity in QUANTITIES.items():
         # A step that did not touch the main device says nothing about its bytes.
-        measurable = [step for step in steps if step.memory or quantity.unit != "bytes"]
-        values = [(quantity.of_step(step), step.index) for step in measurable]
-        if values:
-            value, index = max(values, key=lambda pair: pair[0])
-            found[key] = Measured(value, index, device)
+        measurable = [step for step in steps if alone[step.index].memory or quantity.unit != "bytes"]
+        if measurable:
+            step = max(measurable, key=lambda step: quantity.of_step(alone[step.index]))
+            value = quantity.of_step(alone[step.index])
+            found[key] = Measured(value, step.index, device, quantity.apart(step, device))
     return found
 
 

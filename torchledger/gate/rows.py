@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torchledger.journal.statements import CATEGORIES, PHASES, Allocation, MemorySnapshot
 
-LIMIT = 12
+LIMIT = 24
 _BETWEEN = " | "
 _REST = "everything else"
 
 
+def fold_layers(rows: Iterable[Allocation]) -> list[Allocation]:
+    """The rows, largest first, with equal ones of numbered modules in one: of ``blocks.0.fc`` and ``blocks.1.fc``, say.
+
+    >>> rows = [Allocation(8, "inputs", "forward", f"blocks.{i}.fc", "aten.mm", (2,), "float32") for i in range(3)]
+    >>> [(row.module, row.nbytes, row.n_blocks) for row in fold_layers([*rows, *fold_layers(rows[:1])])]
+    [('blocks.*.fc', 32, 4)]
+    """
+    groups: dict[Hashable, list[Allocation]] = {}
+    for row in rows:
+        place = ".".join("*" if part.isdigit() else part for part in row.module.split("."))
+        groups.setdefault((place, row.category, row.op, row.phase, row.dtype, row.shape), []).append(row)
+    folded = []
+    for (place, *_), group in groups.items():  # type: ignore[misc]
+        is_one = len({row.module for row in group}) == 1
+        nbytes, n_blocks = sum(row.nbytes for row in group), sum(row.n_blocks for row in group)
+        folded.append(replace(group[0], module=group[0].module if is_one else place, nbytes=nbytes, n_blocks=n_blocks))
+    return sorted(folded, key=lambda row: -row.nbytes)
+
+
 def encode_rows(peak: MemorySnapshot) -> dict[str, int]:
     """The largest rows of an instant by name, and what is left of each category; they add up to its total.
+
+    Equal rows of numbered modules are one, so that a model of many layers has all its rows in few.
 
     >>> row = Allocation(8, "inputs", "outside", "", "aten.randn", (2,), "float32")
     >>> encode_rows(MemorySnapshot(total_bytes=9, inputs=9, largest=(row,)))
@@ -21,7 +43,7 @@ def encode_rows(peak: MemorySnapshot) -> dict[str, int]:
     """
     rows: dict[str, int] = {}
     rest = peak.by_category
-    for row in peak.largest[:LIMIT]:
+    for row in fold_layers(peak.largest)[:LIMIT]:
         shape = "x".join(map(str, row.shape))
         name = _BETWEEN.join((row.category, row.module, row.op, row.phase, row.dtype, shape, str(row.n_blocks)))
         rows[name] = rows.get(name, 0) + row.nbytes

@@ -15,7 +15,6 @@ from torchledger.gate.baselines import (
     FOLDER,
     BaselineFile,
     Entry,
-    group_of,
     read_baselines,
     updated_entry,
     write_baselines,
@@ -43,7 +42,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Settled:
     """What is to be said at the end of a run, line by line, and whether the run fails by it."""
 
     lines: tuple[str, ...] = ()
@@ -63,7 +62,7 @@ class SessionBook:
         self._checks[test_id] = decode_checks(properties)
         self._by_file = None
 
-    def settle(self, scope: Scope, *, prune: bool) -> Outcome:
+    def settle(self, scope: Scope, *, prune: bool) -> Settled:
         """Writes what is to be written, and says what was found."""
         lines = list(self._summary())
         failed = False
@@ -77,7 +76,7 @@ class SessionBook:
             failed = True
             reasons = "; ".join((*scope.partial, *scope.failed))
             lines.append(f"--ledger-prune removed nothing, since it takes a whole run that passed: {reasons}")
-        return Outcome(tuple(lines), failed)
+        return Settled(tuple(lines), failed)
 
     def _files(self) -> set[str]:
         return {check.file for checks in self._checks.values() for check in checks}
@@ -98,7 +97,8 @@ class SessionBook:
             if test_id not in scope.passed:
                 written.append(f"{check.verdict} {test_id}: not written, since the test did not pass")
                 continue
-            moved = {key: (group_of(key, check.group), value) for key, value in check.new.items()}
+            here = frozenset(check.here.split(","))
+            moved = {key: (check.group if key in here else ANYWHERE, value) for key, value in check.new.items()}
             groups = entries.get(check.entry)
             there = ", ".join(repr(group) for group in groups or () if group != ANYWHERE)
             words = f" (it had {there}, not {check.group!r})" if check.verdict == "NO-MATCH" else ""
@@ -198,8 +198,8 @@ def _owner(entry: str, tests: Mapping[str, str]) -> str | None:
     """The test that an entry belongs to: ``test_a#2`` and ``test_a#name`` to ``test_a``."""
     if entry in tests:
         return entry
-    cuts = [i for i, character in enumerate(entry) if character == "#"]
-    return next((entry[:cut] for cut in reversed(cuts) if entry[:cut] in tests), None)
+    lengths = sorted({len(test) for test in tests if len(test) < len(entry)}, reverse=True)
+    return next((entry[:n] for n in lengths if entry[n] == "#" and entry[:n] in tests), None)
 
 
 def _kind(group: str) -> str:

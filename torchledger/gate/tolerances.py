@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from torchledger.errors import QuantityError, UsageError
 from torchledger.gate.quantities import Quantity, find_quantity
-from torchledger.journal.statements import is_accelerator
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,12})?) ?%")
 _ZERO = re.compile(r"0(?:\.0+)?")
@@ -37,16 +36,15 @@ EXACT = Tolerance()
 _ON_ACCELERATORS = Tolerance(Fraction(1, 100), 2**20)
 
 
-def default_tolerance(quantity: Quantity, device: str, *, simulated: bool = False) -> Tolerance:
-    """Exact on CPU, ``meta`` and simulated devices, and for what the program alone decides; else 1 % or 1 MiB.
+def default_tolerance(quantity: Quantity, *, exact: bool) -> Tolerance:
+    """None on machines that are ``exact``, and for what the program decides; for all else 1 % or 1 MiB.
 
-    >>> default_tolerance(find_quantity("peak"), "cpu") == default_tolerance(find_quantity("flops"), "cuda:0") == EXACT
+    >>> [default_tolerance(find_quantity(key), exact=False).absolute for key in ("flops", "optimizer_state", "peak")]
+    [0, 0, 1048576]
+    >>> default_tolerance(find_quantity("peak"), exact=True) == EXACT
     True
-    >>> default_tolerance(find_quantity("peak"), "cuda:0").absolute
-    1048576
     """
-    deterministic = simulated or not is_accelerator(device) or quantity.rests_on == "program"
-    return EXACT if deterministic else _ON_ACCELERATORS
+    return EXACT if exact or quantity.depends_on in ("program", "placement") else _ON_ACCELERATORS
 
 
 def parse_tolerance(quantity: Quantity, text: str) -> Tolerance:

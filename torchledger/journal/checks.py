@@ -5,7 +5,7 @@ They say that lines sum to their totals: a report in which they do not was damag
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from torchledger.journal.statements import (
     CATEGORIES,
@@ -57,10 +57,9 @@ def check_tree(flops: FlopStatement) -> str | None:
     """
     modules = flops.by_module
     below = {module: split.self_total for module, split in modules.items()}
-    for module, split in modules.items():
-        parent = parent_of(module, modules)
+    for module, parent in parents_of(modules).items():
         if parent is not None:
-            below[parent] += split.total
+            below[parent] += modules[module].total
     for module, split in modules.items():
         if below[module] != split.total:
             own = f"children and own ops add up to {below[module]}, not to its total of {split.total}"
@@ -68,25 +67,21 @@ def check_tree(flops: FlopStatement) -> str | None:
     return None
 
 
-def parent_of(module: str, modules: Collection[str]) -> str | None:
-    """The nearest of ``modules`` above ``module``: the longest path that it begins with, at a dot.
+def parents_of(modules: Collection[str]) -> dict[str, str | None]:
+    """For each module the nearest of ``modules`` above it: the longest path that it begins with, at a dot.
 
-    >>> parent_of("blocks.0.mlp", {"", "blocks.0"}), parent_of("blocks.0", {"", "blocks.0"})
-    ('blocks.0', '')
-    >>> parent_of("", {""}) is None, parent_of("(outside)", {""}) is None
-    (True, True)
+    >>> parents_of(["", "blocks.0.mlp", "blocks.0", "(outside)"])
+    {'': None, '(outside)': None, 'blocks.0': '', 'blocks.0.mlp': 'blocks.0'}
     """
-    if module in ("", OUTSIDE_MODULE):
-        return None
-    return next((path for path in _paths_above(module) if path in modules), None)
-
-
-def _paths_above(module: str) -> Iterator[str]:
-    path = module
-    while "." in path:
-        path = path.rpartition(".")[0]
-        yield path
-    yield ""
+    found: dict[str, str | None] = {}
+    above: list[str] = []
+    # In this order all that is below a module follows it, so that no path need be cut at each of its dots.
+    for module in sorted(modules, key=lambda module: module.split(".") if module else []):
+        while above and above[-1] and not module.startswith(f"{above[-1]}."):
+            above.pop()
+        found[module] = above[-1] if above and module != OUTSIDE_MODULE else None
+        above.append(module)
+    return found
 
 
 def check_split(split: FlopSplit) -> str | None:

@@ -29,6 +29,8 @@ EXTERNAL = 512
 """Not given by an allocator: a numpy array, a mapped file, DLPack."""
 FROM_INPUTS = 1024
 """Made outside from nothing but inputs (a batch that a loader collates): an input, even before a forward reads it."""
+WORKSPACE = 2048
+"""Made and freed inside an op, for a reason that is known: no dispatch shows it."""
 NOT_INPUTS = PARAMETER | BUFFER | OPTIMIZER_STATE | GRADIENT | AUTOCAST_COPY | WRITTEN
 SETTLED_SHIFT = 16
 """Bits from here up hold 1 + the index of the category that an earlier step settled on."""
@@ -157,12 +159,17 @@ class Batch(NamedTuple):
 class Mark(NamedTuple):
     """Something that happened before event number ``position`` of the step.
 
-    ``kind`` is ``phase`` (``value`` begins) or ``backward`` (an engine run begins).
+    ``kind`` is ``phase`` (``value`` begins), ``backward`` (an engine run begins) or `FORMULA` (``value``, the class of
+    an autograd node, begins; "": it has ended).
     """
 
     position: int
     kind: str
     value: str = ""
+
+
+FORMULA = "formula"
+"""The kind of the marks around formulas of autograd that a dispatch mode sends another way: see `read.formulas`."""
 
 
 @dataclass(slots=True)

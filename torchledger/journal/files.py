@@ -154,8 +154,11 @@ def _read_limited(file: BinaryIO) -> bytes:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
-        raise _RefusedError(f"the key {json.dumps(twice[:60])} stands twice in one object")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _RefusedError(f"the key {json.dumps(key[:60])} stands twice in one object")
+            seen.add(key)
     return entries
 
 

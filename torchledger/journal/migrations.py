@@ -30,7 +30,7 @@ def from_1_to_2(document: dict[str, Any]) -> dict[str, Any]:
 def _step(step: Any) -> Any:
     if not isinstance(step, dict):
         return step
-    step = {"audit": [], "notes": [], **step, "flops": _with_inference(step.get("flops"))}
+    step = {"audit": [], "audited_peak": None, "notes": [], **step, "flops": _with_inference(step.get("flops"))}
     if isinstance(memory := step.get("memory"), dict):
         step["memory"] = {device: _memory(statement) for device, statement in memory.items()}
     return step

@@ -17,6 +17,21 @@ class AuditRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedPeak:
+    """The highest instant of an audited step on the CPU, with what ops hold inside themselves.
+
+    ``op`` ran then, in ``phase`` and ``module``. ``inside_bytes`` of ``total_bytes`` no dispatch showed; the rest is
+    what the ledger counted when the op had returned.
+    """
+
+    total_bytes: int
+    inside_bytes: int
+    phase: str
+    module: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
 class Growth:
     """Live storages of one kind that grow by ``bytes_per_step`` in every step since ``since_step``.
 

@@ -37,7 +37,7 @@ from torchledger.journal.decoding import (
 )
 from torchledger.journal.evidence import READ_AS, ParameterEvidence, StepEvidence
 from torchledger.journal.migrations import MIGRATIONS
-from torchledger.journal.rows import AuditRow, Growth
+from torchledger.journal.rows import AuditedPeak, AuditRow, Growth
 from torchledger.journal.statements import (
     CATEGORIES,
     PHASES,
@@ -108,8 +108,9 @@ def decode_run(document: object) -> RunStatement:
     indices = [step.index for step in fields["steps"]]
     if indices != sorted(set(indices)):
         raise refuse("steps", "are not in the order of their indices")
+    known = set(map(str, indices))
     for key in journals:
-        if key not in map(str, indices):
+        if key not in known:
             raise refuse(at_key("journals", key), "belongs to no step of the report")
     fields["journals"] = {int(key): decode_journal(value, at_key("journals", key)) for key, value in journals.items()}
     index = fields.pop("peak_step")
@@ -293,6 +294,11 @@ _AUDIT = record(
     AuditRow, {**dict.fromkeys(("op", "module"), text), "phase": _PHASE, **dict.fromkeys(("nbytes", "calls"), _COUNT)}
 )
 
+_AUDITED_PEAK = record(
+    AuditedPeak,
+    {**dict.fromkeys(("op", "module"), text), "phase": _PHASE, "total_bytes": _COUNT, "inside_bytes": _COUNT},
+)
+
 _STEP = record(
     StepReport,
     {
@@ -303,6 +309,7 @@ _STEP = record(
         "memory": mapping(_MEMORY),
         "evidence": _EVIDENCE,
         "audit": array(_AUDIT),
+        "audited_peak": optional(_AUDITED_PEAK),
         "notes": array(text),
     },
 )

@@ -13,7 +13,7 @@ from typing import Any
 from torchledger.errors import JournalMissingError
 from torchledger.journal.entries import Journal
 from torchledger.journal.evidence import StepEvidence
-from torchledger.journal.rows import AuditRow, Growth
+from torchledger.journal.rows import AuditedPeak, AuditRow, Growth
 
 PHASES = ("forward", "backward", "recompute", "optimizer", "inference", "outside")
 """The phases of a step, in the order in which tables show them."""
@@ -252,6 +252,8 @@ class StepReport:
     """Why the FLOPs are not 6·N·D: what `torchledger.reconcile` reads."""
     audit: tuple[AuditRow, ...] = ()
     """What ops held inside themselves, where the step was audited; in no total."""
+    audited_peak: AuditedPeak | None = None
+    """The CPU's peak with what ops held inside themselves, where the step was audited."""
     notes: tuple[str, ...] = ()
     """What is to be known of the step, in words: that it was cut short, or what a later step learnt of it."""
 
@@ -325,7 +327,8 @@ class RunStatement:
         object.__setattr__(self, "steps", tuple(steps[index] for index in sorted(steps)))
         device = self.main_device
         peaks = {step.index: step.memory[device].peak.total_bytes for step in self.steps if device in step.memory}
-        highest = [index for index, peak in peaks.items() if peak == max(peaks.values())]
+        most = max(peaks.values(), default=0)
+        highest = [index for index, peak in peaks.items() if peak == most]
         chosen = next((step.index for step in given if step.index in highest), highest[0] if highest else None)
         object.__setattr__(self, "peak_step", None if chosen is None else steps[chosen])
 

@@ -15,6 +15,7 @@ from torchledger.journal.entries import (
     PARAMETER,
     READ_BY_FORWARD,
     SETTLED_SHIFT,
+    WORKSPACE,
     WRITTEN,
     Journal,
 )
@@ -24,6 +25,7 @@ from torchledger.read.events import deaths, phase_spans
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 _PARAMETERS, _BUFFERS, _STATE = INDEX["parameters"], INDEX["buffers"], INDEX["optimizer_state"]
 _GRADIENTS, _COPIES, _INPUTS = INDEX["gradients"], INDEX["autocast_copies"], INDEX["inputs"]
+_WORKSPACE = INDEX["workspace"]
 _ACTIVATIONS, _TEMPORARIES, _OTHER = INDEX["activations"], INDEX["temporaries"], INDEX["other"]
 
 
@@ -99,6 +101,8 @@ def _boundaries(journal: Journal, end: int) -> list[int]:
 def _by_role(role: int, *, outlives: bool, default: int) -> int:
     if role & PARAMETER:
         return _PARAMETERS
+    if role & WORKSPACE:
+        return _WORKSPACE
     if role & BUFFER:
         return _BUFFERS
     if role & GRADIENT:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchledger.journal.entries import EXTERNAL, LATE, Journal
 from torchledger.read.categories import INDEX, settle
-from torchledger.read.events import births, deaths, phase_spans, repaired_events
+from torchledger.read.events import births, deaths, phase_spans, repaired
 
 _ACTIVATIONS = INDEX["activations"]
 _NUMBERED = re.compile(r"(?:^|\.)[0-9]+(?=\.|$)")
@@ -50,7 +50,8 @@ def estimate_checkpointed(journal: Journal, device: str) -> CheckpointEstimate |
     phases = {phase for _, phase in phase_spans(journal)}
     if "recompute" in phases or "backward" not in phases:
         return None
-    events = repaired_events(journal)
+    journal = repaired(journal)
+    events = journal.events
     came, went = births(events), deaths(events)
     settled = settle(journal, events)
     kept = [

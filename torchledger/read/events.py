@@ -1,11 +1,20 @@
-"""The events of a step as the program would have them without a ledger, and when each block came and went."""
+"""A step as the program would have it without a ledger, and when each block came and went."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchledger.journal.entries import Journal
+from torchledger.read.formulas import rewrite_formulas
 
 
-def repaired_events(journal: Journal) -> list[int]:
+def repaired(journal: Journal) -> Journal:
+    """The step with what only a dispatch mode makes autograd do taken back: the same blocks, other events and marks."""
+    events = _with_sums_in_place(journal)
+    return rewrite_formulas(journal if events is journal.events else replace(journal, events=events))
+
+
+def _with_sums_in_place(journal: Journal) -> list[int]:
     """The step's events, with sums of gradients made in place.
 
     Under any dispatch mode autograd sums gradients that meet out of place; without one it adds into the earlier of the

@@ -8,8 +8,13 @@ from dataclasses import dataclass, field, replace
 from torchledger.journal.entries import EXTERNAL, DeviceReading, Journal
 from torchledger.journal.statements import CATEGORIES, PHASES, Copies, MemorySnapshot, MemoryStatement, StepReport
 from torchledger.read.categories import settle
-from torchledger.read.events import phase_spans, repaired_events
+from torchledger.read.events import phase_spans, repaired
+from torchledger.read.formulas import formulas
 from torchledger.read.snapshots import PEAK_ROWS, SnapshotReader, there_before
+from torchledger.units import format_number
+
+_NOTED_PART = 100
+"""What makes less than this part of the peak needs no note."""
 
 Dispatched = dict[str, tuple[int, int, int]]
 """Start, peak and end of the dispatched bytes of each device."""
@@ -46,7 +51,7 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
     Args:
         journal: The step.
         settled: The category of each block, from `settle`.
-        events: The events as `repaired_events` gives them.
+        events: The events as `repaired` gives them.
     """
     runs = _run(journal, settled, events)
     copies = _copies(journal)
@@ -72,7 +77,7 @@ def memory_statements(journal: Journal, settled: dict[int, int], events: list[in
             reserved_peak_bytes=peak.total_bytes,
             category_peaks=dict(zip(CATEGORIES, run.maxima, strict=True)),
             external_bytes=run.external_peak,
-            notes=_notes(journal),
+            notes=_notes(journal, device, peak.total_bytes),
         )
     return statements or {"cpu": MemoryStatement(category_peaks=dict.fromkeys(CATEGORIES, 0))}
 
@@ -82,7 +87,8 @@ def with_peak_rows(step: StepReport, journal: Journal) -> StepReport:
 
     Reading a journal once more takes as long as the first time: this is for the one step that a report is about.
     """
-    events = repaired_events(journal)
+    journal = repaired(journal)
+    events = journal.events
     settled = settle(journal, events)
     reader = SnapshotReader(journal, settled, events)
     memory = dict(step.memory)
@@ -246,9 +252,18 @@ def _copies(journal: Journal) -> dict[str, tuple[Copies, ...]]:
     return {device: tuple(found) for device, found in rows.items()}
 
 
-def _notes(journal: Journal) -> tuple[str, ...]:
+def _notes(journal: Journal, device: str, peak_bytes: int) -> tuple[str, ...]:
+    notes = []
     if journal.compiled:
-        return (
-            f"{len(journal.compiled)} compiled regions ran: what they allocate inside themselves is not known here.",
-        )
-    return ()
+        regions = format_number(len(journal.compiled), "compiled region")
+        notes.append(f"{regions} ran: what they allocate inside themselves is not known here.")
+    held: dict[str, int] = defaultdict(int)
+    for name, begin, end in formulas(journal):
+        born = [journal.block(event) for event in journal.events[begin:end] if event >= 0]
+        held[name.partition(" ")[0]] += sum(block.nbytes for block in born if block.device == device)
+    notes += [
+        f"{name} makes other buffers under a ledger than without one: {nbytes:,} bytes are told as they were."
+        for name, nbytes in held.items()
+        if nbytes * _NOTED_PART > peak_bytes
+    ]
+    return tuple(notes)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from torchledger.journal.entries import DeviceReading, Journal
 from torchledger.journal.evidence import StepEvidence
+from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, MemoryStatement
 from torchledger.read.categories import settle
-from torchledger.read.events import repaired_events
+from torchledger.read.events import repaired
 from torchledger.read.evidence import gather_evidence
 from torchledger.read.flops import flop_statement
+from torchledger.read.growth import GrowthReader
 from torchledger.read.memory import Dispatched, dispatched_bytes, memory_statements, with_readings
 
 Allocators = Callable[[Dispatched], dict[str, DeviceReading]]
@@ -43,6 +45,11 @@ class StepReader:
     _reading: StepReading | None = None
     _events: list[int] = field(default_factory=list)
     _categories: list[int] = field(default_factory=list)
+    _growth: GrowthReader = field(default_factory=GrowthReader)
+
+    def growing(self) -> tuple[Growth, ...]:
+        """What has grown up to the last step that was read."""
+        return self._growth.rows(self._last.index) if self._last is not None else ()
 
     def read(self, journal: Journal, allocators: Allocators | None = None) -> StepReading:
         """The reading of a journal; ``allocators`` are asked, where there are any."""
@@ -52,6 +59,7 @@ class StepReader:
         self._last, self._reading, self._events = journal, reading, events
         if not repeats:
             self._categories = [reading.settled[n] for n in journal.numbers()]
+            self._growth.read(journal, reading.settled)  # what grows never repeats
         return reading
 
     def _repeats(self, journal: Journal, events: list[int]) -> bool:
@@ -95,9 +103,9 @@ class StepReader:
 
 def read_journal(journal: Journal, allocators: Allocators | None = None) -> StepReading:
     """The reading of one journal by itself."""
-    events = repaired_events(journal)
-    settled = settle(journal, events)
-    plain = memory_statements(journal, settled, events)
+    as_alone = repaired(journal)
+    settled = settle(as_alone, as_alone.events)
+    plain = memory_statements(as_alone, settled, as_alone.events)
     dispatched = dispatched_bytes(journal, settled) if allocators else {}
     evidence = gather_evidence(journal, settled)
     return _ask(journal, StepReading(flop_statement(journal), evidence, plain, settled, plain, dispatched), allocators)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchledger.journal.entries import EXTERNAL, LATE, Journal
 from torchledger.journal.statements import CATEGORIES, TimelinePoint
 from torchledger.read.categories import settle
-from torchledger.read.events import phase_spans, repaired_events
+from torchledger.read.events import phase_spans, repaired
 
 
 def timeline(journal: Journal, device: str) -> Iterator[TimelinePoint]:
@@ -15,7 +15,8 @@ def timeline(journal: Journal, device: str) -> Iterator[TimelinePoint]:
 
     ``by_category`` adds up to ``total_bytes`` at every point.
     """
-    events = repaired_events(journal)
+    journal = repaired(journal)
+    events = journal.events
     settled = settle(journal, events)
     rows = {**journal.carried, **dict(enumerate(journal.blocks, journal.first))}
     held = dict.fromkeys(CATEGORIES, 0)

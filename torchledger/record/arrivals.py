@@ -118,7 +118,8 @@ class Arrivals(Watching):
     def enter_gradient(self, gradient: Any, made: Made | None) -> None:
         """Autograd stores this tensor in a ``.grad``."""
         try:
-            self.books.enter(gradient, GRADIENT, made=made)
+            if not gradient._is_zerotensor():  # zeros without memory
+                self.books.enter(gradient, GRADIENT, made=made)
         except Exception as error:
             self.fault("a gradient could not be entered", error)
 

@@ -19,7 +19,9 @@ def note_copy(books: Books, name: str, args: Any, kwargs: Any, out: Any, module:
     source = args[0]
     if name == "aten._weight_norm_interface":
         out = out[0]  # what a weight is multiplied as
-    if not isinstance(out, torch.Tensor) or out.layout is not torch.strided or source.layout is not torch.strided:
+    if not isinstance(source, torch.Tensor) or not isinstance(out, torch.Tensor):
+        return  # shape inference copies plain numbers
+    if out.layout is not torch.strided or source.layout is not torch.strided:
         return
     storage = _storage_of(out)
     parameter = books.parameter_of(source)

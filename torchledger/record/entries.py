@@ -19,8 +19,15 @@ SCATTERING = (
     aten.index_add.default,
     aten.index_put.default,
     aten._unsafe_index_put.default,
+    aten.put.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+    aten.masked_scatter.default,
+    aten.diagonal_scatter.default,
 )
 """Formulas of autograd's write so into a tensor of their own: in place, but for the mode."""
+DECIDING = (aten.eq.Scalar, aten.cumprod.default, aten._embedding_bag_backward.default)
+"""Their values tell which way some formulas go without a mode, or what they make inside themselves."""
 
 
 class Kind(IntEnum):
@@ -35,10 +42,14 @@ class Kind(IntEnum):
     COPYING = 5
     """`clone`, `_to_copy`, `index`: values of their argument, perhaps in another layout, dtype, place or order."""
     ADDING = 6
-    """`aten.add.Tensor` and `SCATTERING`: what autograd sums gradients with under a dispatch mode."""
-    COMPOSITE = 7
+    """`aten.add.Tensor`: what autograd sums gradients with under a dispatch mode."""
+    SCATTERING = 7
+    """The ops of that name."""
+    DECIDING = 8
+    """The ops of that name."""
+    COMPOSITE = 9
     """Has no kernel but its decomposition (arrives whole under inference mode and for subclasses)."""
-    HIGHER_ORDER = 8
+    HIGHER_ORDER = 10
 
 
 class Entry:
@@ -67,8 +78,14 @@ def _kind(op: Any, counted: bool) -> int:
         return Kind.HIGHER_ORDER
     if op is aten.detach.default:
         return Kind.DETACH
-    if op is aten.add.Tensor or op in SCATTERING:
+    if op is aten._efficientzerotensor.default:
+        return Kind.VIEW  # zeros without memory
+    if op is aten.add.Tensor:
         return Kind.ADDING
+    if op in SCATTERING:
+        return Kind.SCATTERING
+    if op in DECIDING:
+        return Kind.DECIDING
     if op in (aten.clone.default, aten._to_copy.default, aten.index.Tensor, aten.index_select.default):
         return Kind.COPYING
     if op is aten._weight_norm_interface.default:

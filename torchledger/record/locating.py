@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from torchledger import internals
-from torchledger.journal.entries import AGAIN, NO_SEGMENT
+from torchledger.journal.entries import AGAIN, FORMULA, NO_SEGMENT
+from torchledger.read.formulas import NODES as FORMULA_NODES
 from torchledger.record.arrivals import Arrivals
 from torchledger.record.entries import Entry
 from torchledger.record.names import OUTSIDE
@@ -43,6 +44,7 @@ class Locating(Arrivals):
         super().__init__()
         self.node_module = OUTSIDE
         self.node_first_block = 0
+        self.in_formula = False
         self.checkpoints_seen = False
         self.subclass_op: SubclassOp | None = None
         self.distributed_product: tuple[str, int] | None = None
@@ -73,6 +75,8 @@ class Locating(Arrivals):
             self.node_module = (
                 self.accumulating_module(node) if number == _ACCUMULATE_NUMBER else run.log.module_of(number)
             )
+            if self.in_formula or type(node).__name__ in FORMULA_NODES:
+                self.note_formula(type(node).__name__)
         elif number == _ACCUMULATE_NUMBER:
             self.node_module = self.accumulating_module(node)
         if len(stack) > depth and not is_compilers_node(node):
@@ -92,6 +96,13 @@ class Locating(Arrivals):
             self.checkpoints_seen = True
             return RECOMPUTE, self.node_module, node
         return BACKWARD, self.node_module, node
+
+    def note_formula(self, name: str) -> None:
+        """A node's formula begins after, or is, one that a dispatch mode sends another way."""
+        known = name in FORMULA_NODES and not _is_grad_enabled()
+        if known or self.in_formula:
+            self.books.marks.append((len(self.books.events), FORMULA, name if known else ""))
+        self.in_formula = known
 
     def locate_outside(self, place: Place) -> tuple[str, int, bool]:
         """(phase, module, whether a graph is recorded) of an op that no module and no backward runs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -20,12 +20,18 @@ from torchledger import internals
 from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
+from torchledger.journal.calls import Call
 from torchledger.leaving import leave_mode, own_modes, restore_flags, set_modes
+from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record import forks
 from torchledger.record.arrivals import COMPILED
+from torchledger.record.audit import Audit
+from torchledger.record.blind import BlindSpots
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
+from torchledger.record.deciding import Deciding
 from torchledger.record.entries import Entry, Kind
+from torchledger.record.inside import count_allocating
 from torchledger.record.locating import Locating
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
@@ -39,12 +45,14 @@ from torchledger.record.places import (
     in_function_forward,
 )
 from torchledger.record.products import post_product
+from torchledger.record.sharing import Sharing
 from torchledger.record.storages import Ref
 from torchledger.record.sums import Sums
 
 _GENERAL = int(Kind.GENERAL)
 _DETACH, _INPLACE, _RESIZING, _COPYING = int(Kind.DETACH), int(Kind.INPLACE), int(Kind.RESIZING), int(Kind.COPYING)
-_ADDING, _COMPOSITE, _HIGHER_ORDER = int(Kind.ADDING), int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
+_ADDING, _SCATTERING, _DECIDING = int(Kind.ADDING), int(Kind.SCATTERING), int(Kind.DECIDING)
+_COMPOSITE, _HIGHER_ORDER = int(Kind.COMPOSITE), int(Kind.HIGHER_ORDER)
 _COMPOSITE_KEY = internals.composite_implicit_key
 _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
@@ -78,7 +86,12 @@ class Recorder(Locating, TorchDispatchMode):
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
+        self.deciding = Deciding(self.books)
+        self.sharing = Sharing(self.books, self.fault)
         self.compiled_regions: set[tuple[str, int]] = set()
+        self.blind = BlindSpots()
+        self.audit: Audit | None = None
+        self.plain_entries = self.entries
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -139,6 +152,22 @@ class Recorder(Locating, TorchDispatchMode):
             self.stop()
         finally:
             self.when_forked()
+
+    def begin_audit(self, earlier: Iterable[Call] = ()) -> str:
+        """Note what the allocator does in each call of an op, until `end_audit`; or say why that cannot be."""
+        audit = Audit(self, earlier)
+        if not audit.begin():
+            return audit.problem
+        self.audit, self.entries, self.plain_entries = audit, {}, self.entries  # each op is learnt anew, and marked
+        return ""
+
+    def end_audit(self) -> Audit | None:
+        """End it, if it is on."""
+        audit = self.audit
+        if audit is not None:
+            self.audit, self.entries = None, self.plain_entries
+            audit.end()
+        return audit
 
     def has_run(self) -> bool:
         """Whether an op ran since the step began that made something or cost something (`.item()` does neither)."""
@@ -275,12 +304,16 @@ class Recorder(Locating, TorchDispatchMode):
                 self.note_external(out, first_new, entry.name)
             if kind == _COPYING:
                 note_copy(books, entry.name, args, kwargs, out, module)
-            elif kind == _ADDING and len(books.blocks) > first_new:
-                self.sums.note(args, out, node, self.node_first_block, sys._getframe(1))
+            elif kind >= _ADDING and len(books.blocks) > first_new and kind < _COMPOSITE:
+                self.note_written(kind, args, out, node, sys._getframe(1))
         except UncountedOpError:
             raise
         except Exception as error:
             self.enter_odd_results(out, phase, module, entry.name, error)
+            if kind == _COPYING and type(node) is _AccumulateGrad:
+                self.sharing.watch(args[0], out)
+            elif kind == _DECIDING and node is not None:
+                self.note_written(kind, args, out, node, None)
         return out
 
     def quick(self, entry: Entry, args: Any, kwargs: Any) -> Any:
@@ -292,10 +325,9 @@ class Recorder(Locating, TorchDispatchMode):
             self.meet_written(args)
             if not runs and len(args) > 1 and isinstance(args[1], _Tensor) and self.place.stack:
                 self.note_added(args[1], entry, args)
-            out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             if runs and type(_current_node()) is _AccumulateGrad:
-                self.enter_gradient(args[0], None)
-            return out
+                return self.accumulate(entry, args, kwargs or {})
+            return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
         if self.runs and type(_current_node()) is _AccumulateGrad and (out.is_floating_point() or out.is_complex()):
             made = (BACKWARD, OUTSIDE, COMPILED) if self.dynamo_is_about else None
@@ -304,12 +336,42 @@ class Recorder(Locating, TorchDispatchMode):
 
     # Less often
 
+    def accumulate(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Autograd adds to a gradient; a sparse one then has other storages."""
+        if args[0].layout is torch.strided:
+            out = entry.call(*args, **kwargs)
+            self.enter_gradient(args[0], None)
+            return out
+        events = self.books.events
+        before = len(events)
+        out = entry.call(*args, **kwargs)
+        self.enter_gradient(args[0], (BACKWARD, OUTSIDE, entry.name))
+        events[before:] = sorted(events[before:], key=lambda event: event < 0)  # they came before the old ones went
+        return out
+
+    def note_written(self, kind: int, args: Any, out: Any, node: Any, caller: FrameType | None) -> None:
+        """An op that made something only because a mode is on, or that tells which way a formula goes."""
+        if kind == _ADDING:
+            self.sums.note(args, out, node, self.node_first_block, caller)
+        elif node is None:
+            return
+        elif kind == _SCATTERING:
+            self.sums.note_scattered(args[0], out, node, self.node_first_block, caller)
+        elif type(node).__name__ in DATA_DEPENDENT:
+            self.deciding.note(node, self.node_first_block, args, out)
+        elif type(node).__name__ == "EmbeddingBagBackward0":
+            self.deciding.note_bags(args)
+
     def learn(self, func: Any) -> Entry:
         """Work out an operator's entry at its first call."""
         if self.registry_version != registry.version:
             self.registry_version = registry.version
             self.entries.clear()
+            self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
+        count_allocating(entry, self.blind)
+        if self.audit is not None:
+            self.audit.wrap(entry)
         return entry
 
     def foreign(self, types: Any) -> bool | None:
@@ -348,6 +410,8 @@ class Recorder(Locating, TorchDispatchMode):
         if self.runs and self.runs[-1].is_backward and (node := _current_node()) is not None:
             module = self.runs[-1].log.module_of(node._sequence_nr())
         self.compiled_regions.add((str(getattr(graph, "cache_key", None) or id(graph)), module))
+        if self.audit is not None:
+            self.audit.compiled_graph_runs(module)
         for name in products_inside(graph):
             self.uncounted(name, module)
 

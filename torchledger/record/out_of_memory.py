@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchledger.journal.entries import Journal
 from torchledger.journal.statements import main_device
 from torchledger.read.categories import settle
-from torchledger.read.events import repaired_events
+from torchledger.read.events import repaired
 from torchledger.read.memory import memory_statements
 from torchledger.units import format_bytes
 
@@ -22,7 +22,8 @@ def holdings_note(journal: Journal, op: str, module: str, phase: str) -> str:
         phase: The phase.
     """
     asked = f"torchledger: {op} asked for more in {module or 'the model'} ({phase})"
-    events = repaired_events(journal)
+    journal = repaired(journal)
+    events = journal.events
     statements = memory_statements(journal, settle(journal, events), events)
     device = main_device({name: statement.end.total_bytes for name, statement in statements.items()})
     if device not in statements:

@@ -101,6 +101,8 @@ class Books:
         self.device_names: dict[torch.device, str] = {}
         self.dtype_names: dict[torch.dtype, str] = {}
         self.sites: list[str] = []
+        self.lent: set[int] = set()
+        """Blocks that a gradient has the use of, and that are what they were: the batch's ids."""
         self.dead: deque[Ref] = deque()
         """Storages that have gone, and are to be buried before anything else is looked up or noted."""
         self.died = self.dead.append
@@ -191,7 +193,7 @@ class Books:
                 self._house(ref.number, module)
             number = ref.number
             known = roles.get(number, 0)
-            if not known & role:
+            if not known & role and number not in self.lent:
                 roles[number] = known | role
             if key not in live:
                 live[key] = self.unread.pop(key)

@@ -37,15 +37,12 @@ class Sums:
         """Note a sum.
 
         Args:
-            args: The arguments of `aten.add.Tensor`, or of an op that writes into a copy of its first one.
+            args: The arguments of `aten.add.Tensor`.
             out: Its result, which has just been entered.
             node: The autograd node whose backward runs, or None.
             node_first_block: The number of the first block that could have been made by that node.
             caller: The frame that called the dispatch handler.
         """
-        if len(args) != 2:
-            self._note_written(args[0], out, node, node_first_block, caller)
-            return
         old, new = args
         if self.references_in_linear is None:
             self.references_in_linear = sys.getrefcount(old)
@@ -67,7 +64,7 @@ class Sums:
             return
         books.inplace_adds.append((len(books.events) - 1, ref.number))
 
-    def _note_written(self, old: Any, out: Any, node: Any, node_first_block: int, caller: FrameType | None) -> None:
+    def note_scattered(self, old: Any, out: Any, node: Any, node_first_block: int, caller: FrameType | None) -> None:
         """A formula writes into a tensor of its own: `scatter` for `scatter_`, only because a mode is on."""
         if node is None or type(old) is not torch.Tensor or torch.is_grad_enabled() or not self._is_engine(caller):
             return

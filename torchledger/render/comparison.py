@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons, QuantityVerdict, Verdict
+from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons
 from torchledger.gate.differences import CountDifference, EntryDifference
+from torchledger.gate.judging import Outcome, Verdict
 from torchledger.render.comparison_words import (
     both,
     change,
@@ -22,12 +23,12 @@ from torchledger.render.comparison_words import (
 )
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.render.tables import Column, Facts, Section, Table
-from torchledger.units import format_bytes, format_count, format_flops
+from torchledger.units import format_bytes, format_count, format_flops, format_number
 
 DEFAULT_ROWS = 10
 DEFAULT_DETAILED = 10
 
-_ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
+_ORDER = {str(outcome): rank for rank, outcome in enumerate(Outcome)}
 
 
 def comparison_sections(
@@ -64,7 +65,7 @@ def comparison_sections(
 
 def detailed_comparisons(comparisons: Comparisons) -> list[Comparison]:
     """Those that get tables of their own, the worst first: a lone one always, else those in which a number moved."""
-    found = sorted(comparisons.found, key=lambda comparison: _ORDER[comparison.verdict])
+    found = sorted(comparisons.found, key=lambda comparison: _ORDER[comparison.outcome])
     return found if len(found) == 1 else [c for c in found if any(moved(v) for v in c.verdicts)]
 
 
@@ -80,8 +81,8 @@ def verdict_facts(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
         lines.append(("on", machines_label(*found[0].machines)))
     if len(found) == 1 and instants_label(found[0].differences):
         lines.append(("peak in", instants_label(found[0].differences)))
-    if len(found) == 1 and found[0].verdict in (Verdict.REGRESSION, Verdict.WIN):
-        word = "grew most" if found[0].verdict is Verdict.REGRESSION else "fell most"
+    if len(found) == 1 and found[0].outcome in (Outcome.REGRESSION, Outcome.WIN):
+        word = "grew most" if found[0].outcome == Outcome.REGRESSION else "fell most"
         lines += [(word if i == 0 else "", line) for i, line in enumerate(main_causes(found[0]))]
     for side, only in (("only in base", comparisons.only_base), ("only in head", comparisons.only_head)):
         if only:
@@ -93,22 +94,28 @@ def verdict_facts(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     notes = [line for line in lines if line[0] in ("note", "NO-MATCH")]
     if len(notes) > DEFAULT_ROWS:
         lines = [line for line in lines if line not in notes] + notes[:DEFAULT_ROWS]
-        lines.append(("note", f"and {format_count(len(notes) - DEFAULT_ROWS)} more notes"))
+        lines.append(("note", f"and {format_number(len(notes) - DEFAULT_ROWS, 'more note')}"))
     return Facts(headline(comparisons), tuple(lines))
 
 
 def overview_table(found: Sequence[Comparison], *, n_rows: int = 30) -> Table:
     """One row for each comparison whose numbers moved, the worst first."""
-    order = sorted(found, key=lambda comparison: _ORDER[comparison.verdict])
-    rows = [c for c in order if c.verdict is not Verdict.PASS or any(moved(v) for v in c.verdicts)]
+    order = sorted(found, key=lambda comparison: _ORDER[comparison.outcome])
+    rows = [c for c in order if c.outcome != Outcome.PASS or any(moved(v) for v in c.verdicts)]
     cells = []
     for comparison in rows[:n_rows]:
-        changes = {item.quantity.key: change(item) for item in comparison.verdicts if moved(item)}
-        behind = [item.quantity.key for item in told_apart(comparison) if item.verdict is comparison.verdict]
+        changes = {item.key: change(item) for item in comparison.verdicts if moved(item)}
+        behind = [item.key for item in told_apart(comparison) if item.outcome is comparison.outcome]
         worst = ", ".join(behind[:3]) + (f" and {len(behind) - 3} more" if len(behind) > 3 else "")
-        worst = worst if comparison.verdict in (Verdict.REGRESSION, Verdict.WIN) else ""
+        worst = worst if comparison.outcome in (Outcome.REGRESSION, Outcome.WIN) else ""
         cells.append(
-            (comparison.verdict, clean(comparison.name), changes.get("peak", "="), changes.get("flops", "="), worst)
+            (
+                str(comparison.outcome),
+                clean(comparison.name),
+                changes.get("peak", "="),
+                changes.get("flops", "="),
+                worst,
+            )
         )
     notes = []
     if len(rows) > n_rows:
@@ -128,15 +135,15 @@ def overview_table(found: Sequence[Comparison], *, n_rows: int = 30) -> Table:
 def quantity_table(comparison: Comparison) -> Table:
     """Peak, FLOPs, and each number that moved or has no match, regressions first; the equal ones are named below."""
     shown = [item for item in told_apart(comparison) if not _is_folded(item)]
-    shown.sort(key=lambda item: _ORDER[item.verdict])
+    shown.sort(key=lambda item: _ORDER[item.outcome])
     cells = [
         (
-            item.quantity.key,
+            item.key,
             *both(item),
             change(item),
             percent(item),
             tolerance_label(item),
-            str(item.verdict),
+            str(item.outcome),
         )
         for item in shown
     ]
@@ -153,15 +160,15 @@ def quantity_table(comparison: Comparison) -> Table:
     return Table(title, columns, tuple(cells), notes=tuple(_quantity_notes(comparison)))
 
 
-def _is_folded(item: QuantityVerdict) -> bool:
-    return item.verdict is Verdict.PASS and not item.change and item.quantity.key not in ("peak", "flops")
+def _is_folded(item: Verdict) -> bool:
+    return item.outcome == Outcome.PASS and not item.change and item.key not in ("peak", "flops")
 
 
 def _quantity_notes(comparison: Comparison) -> Iterator[str]:
-    equal = [item.quantity.key for item in told_apart(comparison) if _is_folded(item) and item.head and item.head.value]
+    equal = [item.key for item in told_apart(comparison) if _is_folded(item) and item.measured]
     if equal:
         yield f"equal in both: {', '.join(equal)}"
-    folded = {item.quantity.key for item in comparison.verdicts} - {i.quantity.key for i in told_apart(comparison)}
+    folded = {item.key for item in comparison.verdicts} - {i.key for i in told_apart(comparison)}
     if folded:
         yield f"{', '.join(key for key in REPEAT_THE_PEAK if key in folded)}: as the peak"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons, Machine, QuantityVerdict, Verdict
+from torchledger.gate.comparison import REPEAT_THE_PEAK, Comparison, Comparisons
 from torchledger.gate.differences import Differences, EntryDifference
+from torchledger.gate.judging import Outcome, Verdict
+from torchledger.gate.machine import Machine
 from torchledger.render.names import clean, module_label, shorten
-from torchledger.units import format_apart, format_bytes, format_count, format_flops, format_share
+from torchledger.units import format_against, format_bytes, format_count, format_flops, format_number, format_share
 
 
 def headline(comparisons: Comparisons) -> str:
@@ -16,16 +18,17 @@ def headline(comparisons: Comparisons) -> str:
     >>> headline(Comparisons(()))
     'NO-MATCH: nothing to compare'
     """
-    verdict, found = comparisons.verdict, comparisons.found
-    if verdict is Verdict.NO_MATCH:
-        return f"{verdict}: nothing to compare"
-    n_passed = sum(comparison.verdict is Verdict.PASS for comparison in found)
+    verdict, found = comparisons.outcome, comparisons.found
+    if verdict == Outcome.NO_MATCH:
+        unrelated = next((c.unrelated for c in found if c.unrelated), "")
+        return f"{verdict}: {unrelated or 'nothing to compare'}"
+    n_passed = sum(comparison.outcome == Outcome.PASS for comparison in found)
     passed = f"; {format_count(n_passed)} of {format_count(len(found))} pass" if len(found) > 1 else ""
-    n_unmatched = sum(len(comparison.of(Verdict.NO_MATCH)) for comparison in found)
-    passed += f"; {format_count(n_unmatched)} numbers not compared" if n_unmatched else ""
-    if verdict is Verdict.PASS:
+    n_unmatched = sum(len(comparison.of(Outcome.NO_MATCH)) for comparison in found)
+    passed += f"; {format_number(n_unmatched, 'number')} not compared" if n_unmatched else ""
+    if verdict == Outcome.PASS:
         return f"{verdict}: nothing grew beyond its tolerance{passed}"
-    behind = [(c, item) for c in found for item in told_apart(c) if item.verdict is verdict]
+    behind = [(c, item) for c in found for item in told_apart(c) if item.outcome is verdict]
     comparison, first = behind[0]
     where = f"{clean(comparison.name)}: " if comparison.name and len(found) > 1 else ""
     more = f", and {format_count(len(behind) - 1)} more" if len(behind) > 1 else ""
@@ -45,15 +48,15 @@ def entry_line(entry: EntryDifference) -> str:
     return f"{module_label(entry.module)} {entry.category} {change}: {clean(entry.words)}{op}"
 
 
-def causes(comparison: Comparison, item: QuantityVerdict) -> Iterator[str]:
-    """What moved a number the way that it went, the largest first, each in one line."""
-    differences, key = comparison.differences, item.quantity.key
+def causes(comparison: Comparison, item: Verdict) -> Iterator[str]:
+    """What moved a number the way that it went, the largest first, each in one line; what no row shows comes last."""
+    differences, key = comparison.differences, item.key
     grew = item.change > 0
-    if item.quantity.unit == "bytes":
-        for entry in differences.entries:
+    if item.unit == "bytes":
+        for entry in sorted(differences.entries, key=lambda entry: entry.kind == "rest"):
             if (entry.change > 0) == grew and key in (entry.category, "peak", *REPEAT_THE_PEAK):
                 yield entry_line(entry)
-    elif item.quantity.unit == "flops":
+    elif item.unit == "flops":
         phase = key.removesuffix("_flops")
         for row in differences.flop_modules:
             if (row.change > 0) == grew and (key in ("flops", "model_flops") or phase in row.words):
@@ -65,38 +68,36 @@ def main_causes(comparison: Comparison, n_lines: int = 3) -> list[str]:
     """The largest of what moved the first number of bytes, and the first of FLOPs, that the verdict is about."""
     lines = []
     for unit in ("bytes", "flops"):
-        behind = [i for i in told_apart(comparison) if i.verdict is comparison.verdict and i.quantity.unit == unit]
+        behind = [i for i in told_apart(comparison) if i.outcome is comparison.outcome and i.unit == unit]
         found = causes(comparison, behind[0]) if behind and behind[0].change else ()
         lines += [line for line, _ in zip(found, range(n_lines), strict=False)]
     return lines
 
 
-def quantity_line(item: QuantityVerdict) -> str:
+def quantity_line(item: Verdict) -> str:
     """A number of both runs in one line, with the change.
 
-    >>> from torchledger.gate.quantities import Measured, find_quantity
-    >>> measured = [Measured(n, 0, "cpu") for n in (2 * 2**30, 2 * 2**30 + 2**20)]
-    >>> quantity_line(QuantityVerdict(find_quantity("peak"), Verdict.REGRESSION, *measured))
+    >>> from torchledger.gate.judging import judge
+    >>> from torchledger.gate.quantities import Measured
+    >>> quantity_line(judge("peak", Measured(2 * 2**30 + 2**20, 0, "cpu"), 2 * 2**30))
     'peak 2.000 GiB -> 2.001 GiB (+1.00 MiB, <0.1 %)'
     """
     base, head = both(item)
     changes = ", ".join(filter(None, (change(item), percent(item))))
-    return f"{item.quantity.key} {base} -> {head}" + (f" ({changes})" if changes else "")
+    return f"{item.key} {base} -> {head}" + (f" ({changes})" if changes else "")
 
 
-def told_apart(comparison: Comparison) -> list[QuantityVerdict]:
+def told_apart(comparison: Comparison) -> list[Verdict]:
     """The quantities without those that only repeat the peak: on a CPU, requested, allocated and reserved bytes do."""
-    peak = next((item for item in comparison.verdicts if item.quantity.key == "peak"), None)
+    peak = next((item for item in comparison.verdicts if item.key == "peak"), None)
     return [
-        item
-        for item in comparison.verdicts
-        if item.quantity.key not in REPEAT_THE_PEAK or peak is None or not _same(item, peak)
+        item for item in comparison.verdicts if item.key not in REPEAT_THE_PEAK or peak is None or not _same(item, peak)
     ]
 
 
-def moved(item: QuantityVerdict) -> bool:
+def moved(item: Verdict) -> bool:
     """Whether the number differs, be it within its tolerance."""
-    return item.change != 0 or item.verdict in (Verdict.NEW, Verdict.GONE)
+    return item.change != 0 or item.outcome in (Outcome.NEW, Outcome.GONE)
 
 
 def mismatch_lines(comparison: Comparison) -> list[str]:
@@ -105,9 +106,11 @@ def mismatch_lines(comparison: Comparison) -> list[str]:
     >>> mismatch_lines(Comparison("", (), None, ()))
     []
     """
+    if comparison.unrelated:
+        return [clean(comparison.unrelated)]
     reasons: dict[str, list[str]] = {}
-    for item in comparison.of(Verdict.NO_MATCH):
-        reasons.setdefault(item.why, []).append(item.quantity.key)
+    for item in comparison.of(Outcome.NO_MATCH):
+        reasons.setdefault(item.why, []).append(item.key)
     return [f"{', '.join(keys)}: {clean(why)}" for why, keys in reasons.items()]
 
 
@@ -141,14 +144,14 @@ def machines_label(base: Machine, head: Machine) -> str:
     return labels[0] if labels[0] == labels[1] else f"{labels[1]}, against {labels[0]}"
 
 
-def tolerance_label(item: QuantityVerdict) -> str:
+def tolerance_label(item: Verdict) -> str:
     """A tolerance in words.
 
     >>> from fractions import Fraction
-    >>> from torchledger.gate.quantities import find_quantity
+    >>> from torchledger.gate.judging import judge
+    >>> from torchledger.gate.quantities import Measured
     >>> from torchledger.gate.tolerances import Tolerance
-    >>> item = QuantityVerdict(find_quantity("peak"), Verdict.PASS, None, None, Tolerance(Fraction(1, 50), 2**20))
-    >>> tolerance_label(item)
+    >>> tolerance_label(judge("peak", Measured(1, 0, "cpu"), 1, Tolerance(Fraction(1, 50), 2**20)))
     '2 % or 1.00 MiB'
     """
     tolerance = item.tolerance
@@ -157,29 +160,28 @@ def tolerance_label(item: QuantityVerdict) -> str:
     return " or ".join(parts) or "exact"
 
 
-def _same(item: QuantityVerdict, other: QuantityVerdict) -> bool:
-    one, two = ((i.base and i.base.value, i.head and i.head.value, i.verdict) for i in (item, other))
-    return one == two
+def _same(item: Verdict, other: Verdict) -> bool:
+    return (item.budget, item.measured, item.outcome) == (other.budget, other.measured, other.outcome)
 
 
-def both(item: QuantityVerdict) -> tuple[str, str]:
+def both(item: Verdict) -> tuple[str, str]:
     """Both numbers, with enough digits to tell them apart."""
-    base, head = item.base, item.head
-    if base is None or head is None or item.quantity.unit == "count":
-        return item.quantity.format(base.value) if base else "-", item.quantity.format(head.value) if head else "-"
-    return format_apart(base.value, head.value, item.quantity.unit)
+    base, head = item.budget, None if item.outcome == Outcome.GONE else item.measured
+    if base is None or head is None or item.unit == "count":
+        return "-" if base is None else item.quantity.format(base), "-" if head is None else item.quantity.format(head)
+    return format_against(base, head, item.quantity.unit)  # type: ignore[arg-type]
 
 
-def change(item: QuantityVerdict) -> str:
+def change(item: Verdict) -> str:
     """How much more the head has, in the quantity's unit; empty where nothing moved."""
     return item.quantity.format(item.change, signed=True) if item.change else ""
 
 
-def percent(item: QuantityVerdict) -> str:
+def percent(item: Verdict) -> str:
     """The change in percent of what was before, with its sign; empty where there is none, or nothing was before."""
-    if not item.change or item.base is None or item.base.value <= 0:
+    if not item.change or item.budget is None or item.budget <= 0:
         return ""
-    share = format_share(item.change, item.base.value)
+    share = format_share(item.change, item.budget)
     return f"+{share}" if share[0].isdecimal() and item.change > 0 else share
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from torchledger.gate.comparison import Comparison, Comparisons, QuantityVerdict, Verdict
+from torchledger.gate.comparison import Comparison, Comparisons
+from torchledger.gate.judging import Outcome, Verdict
 from torchledger.render.comparison import (
     comparison_sections,
     detailed_comparisons,
@@ -20,9 +22,9 @@ from torchledger.render.comparison import (
     verdict_facts,
 )
 from torchledger.render.comparison_words import causes, machines_label, mismatch_lines, quantity_line, told_apart
-from torchledger.render.markdown import escape, render_sections
-from torchledger.render.names import clean, shorten
-from torchledger.units import format_count
+from torchledger.render.markdown import escape, fact_lines, render_sections
+from torchledger.render.names import clean, inert, shorten
+from torchledger.units import format_count, format_number
 
 SUMMARY_LIMIT_BYTES = 1024 * 1000
 """A step's summary may have 1,024 kB; a larger one is refused whole."""
@@ -33,7 +35,6 @@ N_ANNOTATIONS = 9
 _N_ROWS = 50
 _LONGEST_NAME = 300
 _DELIMITER = re.compile(r"\| :?-+:? \|")
-_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def render_github(comparisons: Comparisons, names: tuple[str, str] = ("base", "head")) -> str:
@@ -43,14 +44,13 @@ def render_github(comparisons: Comparisons, names: tuple[str, str] = ("base", "h
     '### torchledger: NO-MATCH: nothing to compare'
     """
     facts = verdict_facts(comparisons, names)
-    lines = [f"### torchledger: {escape(facts.title)}", ""]
-    lines += [f"- {escape(key)}: {escape(value)}" for key, value in facts.lines]
+    lines = [f"### torchledger: {escape(facts.title)}", "", *fact_lines(facts)]
     if len(comparisons.found) > 1:
         lines += ["", render_sections([overview_table(comparisons.found, n_rows=_N_ROWS)])]
     for comparison in detailed_comparisons(comparisons):
         if len(comparisons.found) > 1:
             body = [quantity_table(comparison), *difference_sections(comparison, n_rows=_N_ROWS)]
-            title = f"{comparison.verdict}: <code>{html.escape(clean(comparison.name))}</code>"
+            title = f"{comparison.outcome}: <code>{html.escape(clean(comparison.name))}</code>"
             lines += _details(title, render_sections(body))
         else:
             lines += ["", render_sections([quantity_table(comparison)])]
@@ -91,7 +91,8 @@ def cut_page(page: str, limit_bytes: int) -> str:
         if room < 0:
             break
         kept += 1
-    while kept and not _may_end(lines, kept):
+    fences = list(accumulate((line.startswith("```") for line in lines), initial=0))
+    while kept and not (fences[kept] % 2 == 0 and _may_end(lines, kept)):
         kept -= 1
     is_open = lines[:kept].count("<details>") > lines[:kept].count("</details>")
     note = _cut_note(len(lines) - kept, is_open=is_open)
@@ -103,12 +104,12 @@ def _may_end(lines: list[str], n_lines: int) -> bool:
     """Whether a page may end there: not in a table without rows, or below a title that nothing follows."""
     is_header = n_lines < len(lines) and _DELIMITER.match(lines[n_lines])
     last = lines[n_lines - 1]
-    return last.startswith(("| ", "- ", "### ")) and not _DELIMITER.match(last) and not is_header
+    return last.lstrip().startswith(("| ", "- ", "### ")) and not _DELIMITER.match(last) and not is_header
 
 
 def _cut_note(n_lines: int, *, is_open: bool) -> str:
     closing = "\n\n</details>" if is_open else ""
-    return f"{closing}\n\n**Cut off here: {format_count(n_lines)} more lines do not fit into a step's summary.**"
+    return f"{closing}\n\n**Cut off here: {format_number(n_lines, 'line')} more than a step's summary has room for.**"
 
 
 def annotation_lines(comparisons: Comparisons) -> list[str]:
@@ -118,43 +119,46 @@ def annotation_lines(comparisons: Comparisons) -> list[str]:
     ['::error title=torchledger%3A nothing to compare::base and head have no number in common']
     """
     errors, warnings, notices = [], [], []
-    if comparisons.verdict is Verdict.NO_MATCH:
-        errors.append(("nothing to compare", "base and head have no number in common"))
+    if comparisons.outcome == Outcome.NO_MATCH:
+        why = next((c.unrelated for c in comparisons.found if c.unrelated), "base and head have no number in common")
+        errors.append(("nothing to compare", why))
     for comparison in comparisons.found:
         for item in told_apart(comparison):
-            if item.verdict is Verdict.REGRESSION:
-                errors.append((f"{item.quantity.key} grew", _message(comparison, item)))
-            elif item.verdict is Verdict.WIN:
-                notices.append((f"{item.quantity.key} fell", _message(comparison, item)))
+            if item.outcome == Outcome.REGRESSION:
+                errors.append((f"{item.key} grew", _message(comparison, item)))
+            elif item.outcome == Outcome.WIN:
+                notices.append((f"{item.key} fell", _message(comparison, item)))
         prefix = _prefix(comparison)
         warnings += [("not compared", prefix + line) for line in mismatch_lines(comparison)]
         warnings += [("note", prefix + clean(note)) for note in comparison.notes if "fault" in note]
     for names, where in ((comparisons.only_base, "base"), (comparisons.only_head, "head")):
         notices += [(f"only in {where}", _name(name)) for name in names]
     return [
-        *_commands("error", errors),
-        *_commands("warning", warnings),
-        *_commands("notice", notices),
+        *_titled("error", errors),
+        *_titled("warning", warnings),
+        *_titled("notice", notices),
     ]
 
 
-def guard_commands(page: str, token: str) -> str:
-    r"""The page with workflow commands switched off around it, if a line of it would be taken for one.
+def command_lines(kind: str, found: Iterable[tuple[Mapping[str, str], str]]) -> Iterator[str]:
+    """Workflow commands of a kind from their properties and messages, no more of them than GitHub shows.
 
-    >>> guard_commands("a page", "t"), guard_commands("  ::error::no", "t")
-    ('a page', '::stop-commands::t\n  ::error::no\n::t::')
+    >>> list(command_lines("error", [({"file": "a,b.py", "line": "3"}, "50 % more")]))
+    ['::error file=a%2Cb.py,line=3::50 %25 more']
     """
-    return f"::stop-commands::{token}\n{page}\n::{token}::" if _COMMAND.search(page) else page
+    commands = list(found)
+    for properties, message in commands[:N_ANNOTATIONS]:
+        given = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
+        yield f"::{kind} {given}::{_escape_data(message)}"
+    if len(commands) > N_ANNOTATIONS:
+        yield f"::{kind} title=torchledger::and {format_count(len(commands) - N_ANNOTATIONS)} more"
 
 
-def _commands(kind: str, found: list[tuple[str, str]]) -> Iterator[str]:
-    for title, message in found[:N_ANNOTATIONS]:
-        yield f"::{kind} title={_escape_property(f'torchledger: {title}')}::{_escape_data(message)}"
-    if len(found) > N_ANNOTATIONS:
-        yield f"::{kind} title=torchledger::and {format_count(len(found) - N_ANNOTATIONS)} more"
+def _titled(kind: str, found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    return command_lines(kind, (({"title": f"torchledger: {title}"}, message) for title, message in found))
 
 
-def _message(comparison: Comparison, item: QuantityVerdict) -> str:
+def _message(comparison: Comparison, item: Verdict) -> str:
     """The number, where it was measured, and the largest thing that moved it."""
     text = f"{_prefix(comparison)}{quantity_line(item)} on {machines_label(*comparison.machines)}"
     cause = next(causes(comparison, item), "")
@@ -170,7 +174,7 @@ def _name(name: str) -> str:
 
 
 def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return inert(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:

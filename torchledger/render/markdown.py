@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from torchledger.journal.statements import RunStatement
+from torchledger.render.names import clean, inert
 from torchledger.render.page import report_sections
 from torchledger.render.tables import Column, Facts, Section, Table
 
@@ -17,7 +18,7 @@ def render_markdown(run: RunStatement) -> str:
     """The report as Markdown, without a newline at its end.
 
     >>> render_markdown(RunStatement()).splitlines()[0]
-    '#### torchledger'
+    '#### torchledger: nothing was recorded'
     """
     return render_sections(report_sections(run))
 
@@ -30,7 +31,7 @@ def render_sections(sections: Iterable[Section]) -> str:
     <BLANKLINE>
     - kind: a \< b
     """
-    return "\n\n".join(_facts(s) if isinstance(s, Facts) else _table(s) for s in sections)
+    return inert("\n\n".join(_facts(s) if isinstance(s, Facts) else _table(s) for s in sections))
 
 
 def escape(text: str) -> str:
@@ -39,7 +40,7 @@ def escape(text: str) -> str:
     >>> escape("__init__ <b>")
     '\\_\\_init\\_\\_ \\<b\\>'
     """
-    return _MARKUP.sub(r"\\\1", text)
+    return _MARKUP.sub(r"\\\1", clean(text))
 
 
 def code_span(text: str) -> str:
@@ -48,8 +49,8 @@ def code_span(text: str) -> str:
     >>> code_span("  blocks.0"), code_span("a|b"), code_span("`x`")
     ('&nbsp;&nbsp;`blocks.0`', '`a\\|b`', '`` `x` ``')
     """
-    name = text.lstrip(" ")
-    indent = "&nbsp;" * (len(text) - len(name))
+    name = clean(text.lstrip(" "))
+    indent = "&nbsp;" * (len(text) - len(text.lstrip(" ")))
     if not name:
         return indent
     longest = max((len(run) for run in re.findall("`+", name)), default=0)
@@ -57,9 +58,21 @@ def code_span(text: str) -> str:
     return f"{indent}{fence}{pad}{name}{pad}{fence}".replace("|", "\\|")
 
 
+def fact_lines(facts: Facts) -> list[str]:
+    """The lines of facts as a list; what has no key of its own stands below what it goes on from.
+
+    >>> fact_lines(Facts("", (("grew most", "a"), ("", "b"), ("note", "c"))))
+    ['- grew most: a', '  - b', '- note: c']
+    """
+    lines: list[str] = []
+    for key, value in facts.lines:
+        words = f"{escape(key)}: {escape(value)}" if key else escape(value)
+        lines.append(f"- {words}" if key or not lines else f"  - {words}")
+    return lines
+
+
 def _facts(facts: Facts) -> str:
-    title = f"#### {escape(facts.title)}"
-    return "\n".join([title, "", *(f"- {escape(key)}: {escape(value)}" for key, value in facts.lines)])
+    return "\n".join([f"#### {escape(facts.title)}", "", *fact_lines(facts)])
 
 
 def _table(table: Table) -> str:

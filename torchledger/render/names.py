@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_AT_BEGINNING = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
+_ANYWHERE = re.compile(r"##(?=\w*\[)")
+
 
 def clean(text: str) -> str:
     r"""``text`` with every character that does not print as itself escaped: controls, direction marks, line ends.
@@ -12,6 +17,19 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def inert(text: str) -> str:
+    r"""``text`` with no line that GitHub's runner takes for a command, as it does ``::error::`` and ``##[error]``.
+
+    For the runner it is one if two colons begin the line, be they indented, or if ``##[`` stands anywhere in it,
+    whatever program printed it.
+
+    >>> print(inert("  ::error::a\na::b ##[group]c"))
+      \x3a:error::a
+    a::b \x23#[group]c
+    """
+    return _ANYWHERE.sub(r"\\x23#", _AT_BEGINNING.sub(r"\1\\x3a:", text))
 
 
 def module_label(module: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torchledger.journal.statements import PHASES, MemoryStatement, RunStatement, StepReport
 from torchledger.read.utilization import read_utilization
+from torchledger.render.findings import audit_table, growing_table, unseen_facts
 from torchledger.render.names import clean, module_label, shorten
 from torchledger.render.rows import has_allocator_reading, step_shown
 from torchledger.render.tables import (
@@ -21,7 +22,7 @@ from torchledger.render.tables import (
     largest_table,
     phase_peak_table,
 )
-from torchledger.units import format_bytes, format_count, format_flops, format_seconds, format_share
+from torchledger.units import format_bytes, format_count, format_flops, format_number, format_seconds, format_share
 
 
 def report_sections(run: RunStatement) -> tuple[Section, ...]:
@@ -30,7 +31,7 @@ def report_sections(run: RunStatement) -> tuple[Section, ...]:
     All tables are about one step, so that their numbers belong together: the step with the highest peak.
 
     >>> [section.title for section in report_sections(RunStatement())]
-    ['torchledger']
+    ['torchledger: nothing was recorded']
     """
     return tuple(_sections(run))
 
@@ -40,26 +41,48 @@ def _sections(run: RunStatement) -> Iterator[Section]:
         lines = tuple(("fault", clean(fault)) for fault in run.faults)
         yield Facts("FAULTS inside torchledger: the numbers below may be wrong. Please report them.", lines, loud=True)
     step = step_shown(run)
-    yield Facts("torchledger", tuple(_summary(run, step)))
-    if step is None:
+    if step is None or not _has_numbers(run):
+        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)),))
+        if (unseen := unseen_facts(run)) is not None:
+            yield unseen
         return
+    yield Facts("torchledger", tuple(_summary(run, step)))
     yield from _flop_sections(run, step)
     device = run.main_device if run.main_device in step.memory else step.main_device
     if device in step.memory:
         yield from _memory_sections(step, device)
+    yield from (table for table in (growing_table(run), *map(audit_table, run.steps)) if table is not None)
     notes = dict.fromkeys(clean(note) for note in _notes_of(step))
     if notes:
         yield Facts("Notes", tuple(("note", note) for note in notes))
+    if (unseen := unseen_facts(run)) is not None:
+        yield unseen
 
 
-def _summary(run: RunStatement, step: StepReport | None) -> Iterator[tuple[str, str]]:
+def _has_numbers(run: RunStatement) -> bool:
+    """Whether any step has a byte, a FLOP or a call in it."""
+    steps = run.steps if run.remainder is None else (*run.steps, run.remainder)
+    flops = [run.flops, *(step.flops for step in steps)]
+    return any(f.total or f.uncounted or f.int_ops or f.compiled_regions for f in flops) or any(
+        memory.peak.total_bytes or memory.reserved_peak_bytes or memory.external_bytes or memory.copies
+        for step in steps
+        for memory in step.memory.values()
+    )
+
+
+def _why_nothing(run: RunStatement) -> str:
+    if not run.steps and run.unrecorded.n_steps:
+        return f"the schedule left out all of the {format_number(run.unrecorded.n_steps, 'step')}"
+    if not run.steps:
+        return "no step was recorded: no op ran inside the ledger, or its schedule left every step out"
+    return "no op of torch ran on this thread inside the ledger; other threads and processes are not seen"
+
+
+def _summary(run: RunStatement, step: StepReport) -> Iterator[tuple[str, str]]:
     if run.environment:
         yield "environment", "; ".join(_environment(run))
         if isinstance(note := run.environment.get("note"), str):
             yield "note", clean(note)
-    if step is None:
-        yield "steps", "none was recorded: no op ran inside the ledger, or its schedule left every step out"
-        return
     yield "steps", _steps_line(run, step)
     total, model = run.flops.total, run.flops.model
     if run.n_steps > 1:
@@ -118,7 +141,7 @@ def _utilization_line(run: RunStatement) -> str:
     found = read_utilization(run)
     if found.mfu is None or found.hfu is None:
         return f"N/A: {clean(found.reason)}"
-    steps = f"{format_count(run.unrecorded.n_steps)} unrecorded steps of {format_seconds(found.seconds)}"
+    steps = f"{format_number(run.unrecorded.n_steps, 'unrecorded step')} of {format_seconds(found.seconds)}"
     of = f"of {clean(run.environment['accelerator'])} in {clean(run.environment['dtype'])}"
     return f"{found.mfu:.1%}, {found.hfu:.1%} {of}, over {steps}"
 

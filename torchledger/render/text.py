@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
 from torchledger.journal.statements import RunStatement
-from torchledger.render.names import shorten
+from torchledger.render.names import clean, inert, shorten
 from torchledger.render.page import report_sections
 from torchledger.render.tables import Column, Facts, Section, Table
 
 DEFAULT_WIDTH = 100
 _NARROWEST_NAME = 10
 _GAP = 2
+_LONGEST_FACT = 4000
 
 
 def render_text(run: RunStatement, width: int = DEFAULT_WIDTH) -> str:
@@ -26,20 +28,20 @@ def render_text(run: RunStatement, width: int = DEFAULT_WIDTH) -> str:
         width: characters of a line; on a narrow page tables lose columns and shorten names.
 
     >>> render_text(RunStatement()).splitlines()[0]
-    'torchledger'
+    'torchledger: nothing was recorded'
     """
     return render_sections(report_sections(run), width)
 
 
 def render_sections(sections: Iterable[Section], width: int = DEFAULT_WIDTH) -> str:
-    """Tables and facts, one below the other.
+    """Tables and facts, one below the other; what names may hold beyond letters is escaped here, wherever it came from.
 
     >>> print(render_sections([Facts("Copies", (("kind", "dtype"),))]))
     Copies
       kind  dtype
     """
     drawn = (_facts(s, width) if isinstance(s, Facts) else _table(s, width) for s in sections)
-    return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in drawn)
+    return inert("\n\n".join("\n".join(line.rstrip() for line in lines) for lines in drawn))
 
 
 def page_width() -> int:
@@ -55,7 +57,7 @@ def _facts(facts: Facts, width: int) -> list[str]:
     lines = _wrap(facts.title, width, "", "")
     indent = max(len(key) for key, _ in facts.lines) + 4 if facts.lines else 0
     for key, value in facts.lines:
-        lines += _wrap(value, width, f"  {key}".ljust(indent), " " * indent)
+        lines += _wrap(value, width, f"  {clean(key)}".ljust(indent), " " * indent)
     if facts.loud:
         rule = "!" * min(width, max(map(len, lines)))
         return [rule, *lines, rule]
@@ -63,19 +65,20 @@ def _facts(facts: Facts, width: int) -> list[str]:
 
 
 def _wrap(text: str, width: int, first: str, later: str) -> list[str]:
+    words = clean(shorten(text, _LONGEST_FACT))
     return textwrap.wrap(
-        text, max(width, len(later) + 20), initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+        words, max(width, len(later) + 20), initial_indent=first, subsequent_indent=later, break_on_hyphens=False
     ) or [first]
 
 
 def _table(table: Table, width: int) -> list[str]:
-    columns, rows = _fit(table, width)
+    columns, rows = _fit(replace(table, rows=tuple(tuple(map(clean, row)) for row in table.rows)), width)
     body: list[list[str] | str] = [list(row) for row in rows]
     if 0 < table.n_totals < len(body):
         body.insert(len(body) - table.n_totals, SEPARATING_LINE)
     drawn = tabulate(
         body,
-        headers=[column.title for column in columns],
+        headers=[clean(column.title) for column in columns],
         tablefmt="simple",
         colalign=["right" if column.kind == "number" else "left" for column in columns],
         disable_numparse=True,

@@ -7,12 +7,12 @@ from typing import Literal, cast
 
 from tabulate import tabulate
 
-from torchledger.gate.budgets import Verdict
 from torchledger.gate.differences import diff_snapshots
+from torchledger.gate.judging import Verdict
 from torchledger.journal.statements import PHASES, MemorySnapshot, RunStatement, StepReport
-from torchledger.render.names import clean, module_label, shape_label
+from torchledger.render.names import clean, inert, module_label, shape_label
 from torchledger.render.rows import count_rows, largest_rows
-from torchledger.units import format_bytes, format_count, format_flops, format_gap, format_share
+from torchledger.units import format_bytes, format_count, format_flops, format_gap, format_number, format_share
 
 _ROWS = 6
 
@@ -36,14 +36,14 @@ def render_broken(
     step = _step_of(run, held, "bytes")
     if step is not None and run.main_device in step.memory:
         peak = step.memory[run.main_device].peak
-        parts.append(_peak_text(step, peak))
         if base is not None and base.largest:
             parts.append(_growth_text(base, peak if head is None else head))
+        parts.append(_peak_text(step, peak))
     step = _step_of(run, held, "flops")
     if step is not None:
         parts.append(_flops_text(step))
     parts.append(accept)
-    return "\n\n".join(part for part in parts if part)
+    return inert("\n\n".join(part for part in parts if part))
 
 
 def verdict_line(run: RunStatement, verdict: Verdict) -> str:
@@ -134,16 +134,20 @@ def _peak_text(step: StepReport, peak: MemorySnapshot) -> str:
 
 
 def _growth_text(base: MemorySnapshot, peak: MemorySnapshot) -> str:
+    """What moved, the largest first, and behind it what is in no row that a baseline keeps."""
     entries = diff_snapshots(base, peak)
-    if not entries:
-        return ""
+    moved = [entry for entry in entries if entry.kind != "rest"]
+    rest = [f"{entry.category} {format_bytes(entry.change, signed=True)}" for entry in entries if entry.kind == "rest"]
     lines = [
-        f"  {module_label(entry.module) + ' ' if entry.op else ''}{entry.category} "
+        f"  {module_label(entry.module)} {entry.category} "
         f"{format_bytes(entry.change, signed=True)}: {clean(' '.join(filter(None, (entry.op, entry.words))))}"
-        for entry in entries[:_ROWS]
+        for entry in moved[:_ROWS]
     ]
-    more = f"\n  and {len(entries) - _ROWS} smaller changes" if len(entries) > _ROWS else ""
-    return "What changed at the peak since the baseline:\n" + "\n".join(lines) + more
+    if len(moved) > _ROWS:
+        lines.append(f"  and {format_number(len(moved) - _ROWS, 'smaller change')}")
+    if rest:
+        lines.append(f"  in rows too small to be kept: {', '.join(rest)}")
+    return "\n".join(["What changed at the peak since the baseline:", *lines]) if lines else ""
 
 
 def _flops_text(step: StepReport) -> str:
