@@ -110,14 +110,15 @@ class Books:
 
     def bury(self) -> None:
         """Note the deaths since the last call."""
-        live, unread, events = self.live, self.unread, self.events
-        while self.dead:
-            ref = self.dead.popleft()
-            events.append(~ref.number)
-            if live.get(ref.key) is ref:
-                del live[ref.key]
-            elif unread.get(ref.key) is ref:
-                del unread[ref.key]
+        dead, live, unread, event = self.dead, self.live, self.unread, self.events.append
+        while dead:
+            ref = dead.popleft()
+            event(~ref.number)
+            key = ref.key
+            if live.get(key) is ref:
+                del live[key]
+            elif unread.get(key) is ref:
+                del unread[key]
 
     def close(self) -> None:
         """Forget all storages; nothing that lives on is watched any more."""
