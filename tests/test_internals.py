@@ -71,6 +71,12 @@ def test_numbers_of_nodes_and_graph_tasks() -> None:
     assert backward["detach"] == internals.AccumulateGrad.__name__
 
 
+def test_dimensions_of_a_nodes_input() -> None:
+    leaf = torch.ones(2, 3, 4, requires_grad=True)
+    assert internals.input_dimensions(leaf.prod().grad_fn) == 3
+    assert internals.input_dimensions((leaf * 2)[0].prod().grad_fn) == 2
+
+
 def test_forward_gradients_are_off_inside_a_custom_function_alone() -> None:
     seen = []
 

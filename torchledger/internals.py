@@ -181,6 +181,13 @@ def _captured(function: Any, name: str) -> Any:
     return cells[code.co_freevars.index(name)].cell_contents
 
 
+def input_dimensions(node: Any) -> int | None:
+    """How many dimensions the first input of an autograd node's forward had; None where torch does not tell."""
+    target, index = node.next_functions[0]
+    metadata = getattr(target, "_input_metadata", None)
+    return None if metadata is None else len(metadata[index].shape)
+
+
 def require() -> None:
     """Fail with one clear error where the installed torch lacks a name that recording stands on.
 

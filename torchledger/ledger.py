@@ -27,15 +27,14 @@ from torchledger.journal.entries import Journal
 from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
 from torchledger.leaving import GuardedExit
+from torchledger.read.inside import unaudited_lines
 from torchledger.read.kept import KeptSteps
 from torchledger.read.memory import with_peak_rows
 from torchledger.read.steps import StepReader
 from torchledger.record import readings
 from torchledger.record.arguments import alive, as_list, check_tokens
 from torchledger.record.auditing import Auditor
-from torchledger.record.blind import MEASURED, BlindSpots
 from torchledger.record.environment import describe_environment
-from torchledger.record.inside import note_low_precision
 from torchledger.record.readings import Readings
 from torchledger.record.recording import StepRecorder
 from torchledger.record.schedules import Schedule
@@ -110,7 +109,7 @@ class Ledger:
         self._reader = StepReader()
         self._growing: tuple[Growth, ...] | None = None
         self._auditor = Auditor() if audit else None
-        self._blind = BlindSpots()
+        self._allocating: dict[str, int] = {}
         self._recorder: StepRecorder | None = None
         self._simulated: Device | None = None
         self._active = self._forked = False
@@ -283,14 +282,15 @@ class Ledger:
             remainder=self._remainder,
             journals=journals,
             growing=self._reader.growing() if self._growing is None else self._growing,
-            blind_spots=self._blind_spots(journals, steps),
+            blind_spots=self._unaudited(journals, steps),
         )
 
-    def _blind_spots(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
-        note_low_precision(journals.values(), self._blind)
-        audited = any(step.audited_peak is not None for step in steps)
-        lines = self._blind.lines(leave_out=MEASURED if audited else frozenset())
-        return (self._auditor.problem, *lines) if self._auditor is not None and self._auditor.problem else lines
+    def _unaudited(self, journals: Mapping[int, Journal], steps: tuple[StepReport, ...]) -> tuple[str, ...]:
+        """What is not known of the ops that allocate inside themselves, unless a step was audited."""
+        if any(step.audited_peak is not None for step in steps):
+            return ()
+        problem = self._auditor.problem if self._auditor is not None else ""
+        return (*([problem] if problem else []), *unaudited_lines(self._allocating, journals.values()))
 
     # Steps
 
@@ -309,7 +309,7 @@ class Ledger:
             return
         self._reader, self._growing = StepReader(), None
         recorder = StepRecorder(strict=self._strict, stacks=self._stacks)
-        recorder.blind = self._blind
+        recorder.allocating = self._allocating
         recorder.stepping = self._stepping
         self._stepping.attach(recorder.books, recorder.parameters)
         ledger = weakref.ref(self)

@@ -231,7 +231,7 @@ def test_a_run_in_which_nothing_ran_says_so_in_two_lines(source: str, tmp_path: 
     done = run(tmp_path, "empty.py", COLUMNS="100")
     page = done.stderr.partition("Traceback")[0].strip().splitlines()
     assert page[0] == "torchledger: nothing was recorded"
-    assert page[1].startswith("  why  ")
+    assert page[1].startswith("  steps  ")
     assert len(page) == 2
 
 

@@ -25,6 +25,7 @@ VALUES = {
     "tolerance": ("1%", "2%", "3%", None, ["1%", "2%", "3%"]),
     "update": (True, "0", None, False, [True, False]),
     "prune": (True, "no", None, False, [True, False]),
+    "budgets": (True, "off", True, False, [True, False, True]),
 }
 
 
@@ -45,7 +46,7 @@ def test_flag_over_environment_over_file_over_default(option: object) -> None:
     [
         ({"tolerence": "2%"}, "unknown key 'tolerence': did you mean 'tolerance'?"),
         ({"activation": "2 GiB"}, "unknown key 'activation': did you mean 'activations'?"),
-        ({"zzz": 1}, "unknown key 'zzz': there are report, tolerance, peak"),
+        ({"zzz": 1}, "unknown key 'zzz': there are budgets, report, tolerance, peak"),
         ({"peak": "2G"}, "cannot read '2G' as a size"),
         ({"peak": {"a": 1}}, "peak is a table: give one value"),
         ({"tolerance": 2}, "cannot read 2 as a tolerance: write '2%'"),

@@ -42,6 +42,18 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class Branching(nn.Module):
+    """Three gradients meet, which are summed in place where no ledger watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(256, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * self.scale
+        return h.sin() + h.cos() + h.exp()
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
         super().__init__()
@@ -65,6 +77,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     "lstm": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(8, 20, 32)),
     "lstm both ways": (lambda: Recurrent(nn.LSTM, bidirectional=True), lambda: torch.randn(3, 17, 32)),
     "gru": (lambda: Recurrent(nn.GRU), lambda: torch.randn(8, 20, 32)),
+    "branches": (Branching, lambda: torch.randn(256, 256)),
     "attention": (Attention, lambda: torch.randn(4, 32, 64)),
     "encoder layer": (
         lambda: nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True),

@@ -307,6 +307,18 @@ def test_batches_that_were_made_before_are_no_growth() -> None:
     assert run(step).growing == ()
 
 
+def test_a_result_that_is_joined_and_longer_with_its_batch_is_no_growth() -> None:
+    model, kept = nn.Linear(64, 10), {}
+
+    def step(index: int) -> None:
+        x = torch.ones(8 + 8 * index, 64)
+        kept["out"] = torch.cat([model(x), model(x)])
+        kept["out"].sum().backward()
+        model.zero_grad()
+
+    assert run(step).growing == ()
+
+
 def test_a_deque_that_is_full_and_a_list_that_is_cleared_are_no_growth() -> None:
     model, window, epoch = nn.Linear(64, 10), [], []
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import torchledger as tl
 from oracles import bytes_inside_ops
-from torchledger.record.blind import KINDS, BlindSpots, count_calls
+from torchledger.read.inside import count_calls, unaudited_lines
 from torchledger.record.inside import ALLOCATING
 from torchledger.render.markdown import render_markdown
 from torchledger.render.text import render_text
@@ -167,13 +167,9 @@ def test_products_in_16_bits_are_named() -> None:
     assert ledger.report.blind_spots == (line,)
 
 
-def test_lines_are_merged_by_kind() -> None:
-    blind = BlindSpots()
-    for kind in reversed(list(KINDS)):
-        blind.note(kind, "a")
-        blind.note(kind, "b", 4)
-    assert [line[:12] for line in blind.lines()] == ["4 calls of b"] * len(KINDS)
-    assert blind.lines(leave_out=frozenset(KINDS)) == ()
+def test_most_calls_come_first_and_the_others_are_counted() -> None:
+    assert unaudited_lines({}, []) == ()
+    assert unaudited_lines({"a": 1, "b": 4}, [])[0].startswith("4 calls of b, 1 of a allocate")
     assert count_calls({str(i): 10 - i for i in range(9)}).endswith("5 of 5 and 9 of 3 other ops")
 
 

@@ -33,7 +33,7 @@ KNOWN: dict[str, str] = {}
 def measure(*names: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *names], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(SCRIPT), *names], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

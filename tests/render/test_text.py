@@ -192,14 +192,14 @@ def test_odd_names_stay_on_their_line() -> None:
 
 
 def test_nothing_and_zero() -> None:
-    assert "no step was recorded" in render_text(Report())
+    assert "none was recorded" in render_text(Report())
     for step in (
         StepReport(0, 0, 0.0, make_flops({}), {}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement()}),
         StepReport(0, None, 0.0, make_flops({}), {"cpu": MemoryStatement(start=make_snapshot(), peak=make_snapshot())}),
     ):
         page = render_text(make_report(step))
-        assert page.startswith("torchledger: nothing was recorded\n  why  no op of torch ran on this thread")
+        assert page.startswith("torchledger: nothing was recorded\n  steps  no op of torch ran in them on this thread")
         assert len(page.splitlines()) == 2
         assert len(render_text(make_report(step), 80).splitlines()) == 3
     left_out = make_report(unrecorded=UnrecordedTime(1, 0.5))

@@ -24,6 +24,13 @@ class Outcome(StrEnum):
     PASS = "PASS"
 
 
+_APART = {
+    "flops": "attention runs in other kernels",
+    "bytes": "a part lies on another device",
+    "count": "other ops run",
+}
+"""Why a program's own number may differ between kinds of device."""
+
 HELD = (Outcome.OVER, Outcome.REGRESSION, Outcome.WIN, Outcome.PASS)
 """Outcomes of two numbers that were in fact held against each other."""
 
@@ -135,8 +142,7 @@ def explain_mismatch(
         parts = [found.apart if found else 0 for found in numbers]
         if parts[0] == parts[1]:
             return ""
-        what = "attention runs in other kernels" if quantity.unit == "flops" else "a part lies on another device"
-        return f"{what}: {base.kind} against {head.kind}"
+        return f"{_APART[quantity.unit]}: {base.kind} against {head.kind}"
     if quantity.depends_on != "allocator" or not is_accelerator(head.device):
         return ""
     if base.simulated != head.simulated:

@@ -124,7 +124,7 @@ def _quantities() -> Iterator[Quantity]:
         "count",
         "calls of ops whose cost is unknown",
         lambda step: sum(step.flops.uncounted.values()),
-        "kernels",
+        apart=lambda step, device: sum(step.flops.uncounted.values()),
     )
     yield _flops("compiled_regions", "compiled_regions", "compiled regions that ran", "count")
 

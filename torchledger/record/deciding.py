@@ -41,15 +41,14 @@ class Deciding:
         books = self._books
         made = [row[_OP] for row in books.blocks[node_first_block - books.first :]]
         if made == ["aten.mul", "aten.eq"]:  # of a cumulative product
-            n_same = _count(out)
-            self._name(None if n_same is None else f"{type(node).__name__}{' with zeros' if n_same else ''}")
+            self._name(type(node).__name__, _count(out))
             return
         if made[:1] == ["aten.clone"]:
             del made[0]
         if made == _SAFE_PRODUCT[:_FIRST]:
             self._n_zeros = _count_zeros(args[0])
         elif made == _SAFE_PRODUCT:
-            self._note_product(type(node).__name__, args[0], args[1], _dimensions(node))
+            self._note_product(type(node).__name__, args[0], args[1], internals.input_dimensions(node))
 
     def note_bags(self, args: Any) -> None:
         """Note what the backward of bags makes inside itself: the bag of each index, where the forward kept none."""
@@ -59,19 +58,19 @@ class Deciding:
             number = self._add("aten._embedding_bag_backward", (n_ids,), str(offsets.dtype)[6:], offsets.element_size())
             self._books.roles[number] = WORKSPACE
 
-    def _note_product(self, node: str, factors: Any, dim: int, n_dims: int) -> None:
+    def _note_product(self, node: str, factors: Any, dim: int, n_dims: int | None) -> None:
         """Note a product's factors: the first cumulative product has all but the last, this one all but the first."""
         n_zeros = _count_zeros(factors)
-        if n_zeros is None or self._n_zeros is None:
-            self._name(None)
+        if n_zeros is None or self._n_zeros is None or n_dims is None:
+            self._name(node, None)
         elif node == "ProdBackward1":
-            self._name(node if n_zeros + self._n_zeros == 0 else f"{node} with zeros")
+            self._name(node, n_zeros + self._n_zeros)
             shape = tuple(factors.shape)
             self._add("aten.eq", shape, "bool", 1)
             self._add("aten.sum", (*shape[:dim], 1, *shape[dim:][1:]), "int64", _INT_BYTES)
         else:
-            n_zeros = self._n_zeros + int(len(factors) > 1 and bool(factors[1] == 0))
-            self._name(f"{node} with zeros" if n_zeros > 1 else node if n_zeros == 0 else None)
+            n_zeros = self._n_zeros + _is_zero(factors, 1)
+            self._name("" if n_zeros == 1 else node, n_zeros)  # of one zero the program computes the same
             if n_zeros > 1:
                 self._add("aten.nonzero", (n_zeros, n_dims), "int64", _INT_BYTES)
 
@@ -84,25 +83,25 @@ class Deciding:
         books.events += (number, ~number)
         return number
 
-    def _name(self, name: str | None) -> None:
-        """Say which formula began last; None: it is none of those that are read otherwise than they ran."""
+    def _name(self, node: str, n_zeros: int | None) -> None:
+        """Say which formula began last: "", if it runs so without a mode too."""
+        name = f"{node} of unknown values" if n_zeros is None else f"{node} with zeros" if n_zeros and node else node
         marks = self._books.marks
         for index in range(len(marks) - 1, -1, -1):
             position, kind, _ = marks[index]
             if kind == FORMULA:
-                marks[index] = (position, FORMULA, name or "")
+                marks[index] = (position, FORMULA, name)
                 return
-
-
-def _dimensions(node: Any) -> int:
-    """How many dimensions the input of a node's forward had."""
-    target, index = node.next_functions[0]
-    return len(target._input_metadata[index].shape)
 
 
 def _count_zeros(tensor: Any) -> int | None:
     n_others = _count(tensor)
     return None if n_others is None else tensor.numel() - n_others
+
+
+def _is_zero(vector: torch.Tensor, index: int) -> bool:
+    with internals.no_dispatch_modes():
+        return index < len(vector) and bool(vector[index] == 0)
 
 
 def _count(tensor: Any) -> int | None:

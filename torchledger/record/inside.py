@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchledger.journal.entries import Journal
-from torchledger.record.blind import INSIDE, LOW_PRECISION, BlindSpots
 from torchledger.record.entries import Entry
 
 ALLOCATING = frozenset(
@@ -54,37 +52,18 @@ ALLOCATING = frozenset(
 )
 """Measured with the profiler: `tests/record/test_inside.py` has an input for each."""
 
-PRODUCTS = frozenset(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"))
-"""They convert operands of 16 bits inside themselves, where the processor has no products of that precision."""
 
-
-def count_allocating(entry: Entry, blind: BlindSpots) -> None:
-    """Let each call of an op on the CPU be noted, if it allocates inside itself; no other op pays for it."""
+def count_allocating(entry: Entry, counts: dict[str, int]) -> None:
+    """Count each call of an op on the CPU, if it allocates inside itself; no other op pays for it."""
     if entry.name in ALLOCATING:
-        entry.call = _counted(entry.call, entry.name, blind)
+        entry.call = _counted(entry.call, entry.name, counts)
 
 
-def note_low_precision(journals: Iterable[Journal], blind: BlindSpots) -> None:
-    """Note the products in 16 bits of the step that has most of them."""
-    most = max((_low_precision(journal) for journal in journals), key=lambda counts: sum(counts.values()), default={})
-    blind.counts[LOW_PRECISION] = most
-
-
-def _counted(call: Callable[..., Any], name: str, blind: BlindSpots) -> Callable[..., Any]:
-    note = blind.note
-
+def _counted(call: Callable[..., Any], name: str, counts: dict[str, int]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else None
         if isinstance(first, torch.Tensor) and first.is_cpu:
-            note(INSIDE, name)
+            counts[name] = counts.get(name, 0) + 1
         return call(*args, **kwargs)
 
     return run
-
-
-def _low_precision(journal: Journal) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for _, device, _, _, op, _, dtype, _ in journal.blocks:
-        if op in PRODUCTS and device == "cpu" and dtype in ("bfloat16", "float16"):
-            counts[op] = counts.get(op, 0) + 1
-    return counts

@@ -26,7 +26,6 @@ from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record import forks
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.audit import Audit
-from torchledger.record.blind import BlindSpots
 from torchledger.record.compiled import products_inside
 from torchledger.record.copies import note_copy
 from torchledger.record.deciding import Deciding
@@ -89,7 +88,8 @@ class Recorder(Locating, TorchDispatchMode):
         self.deciding = Deciding(self.books)
         self.sharing = Sharing(self.books, self.fault)
         self.compiled_regions: set[tuple[str, int]] = set()
-        self.blind = BlindSpots()
+        self.allocating: dict[str, int] = {}
+        """Calls of the ops that allocate inside themselves."""
         self.audit: Audit | None = None
         self.plain_entries = self.entries
 
@@ -369,10 +369,14 @@ class Recorder(Locating, TorchDispatchMode):
             self.entries.clear()
             self.plain_entries.clear()
         entry = self.entries[id(func)] = Entry(func)
-        count_allocating(entry, self.blind)
+        self.watch_inside(entry)
+        return entry
+
+    def watch_inside(self, entry: Entry) -> None:
+        """Let the calls of an operator that allocates inside itself be counted, and all calls be audited."""
+        count_allocating(entry, self.allocating)
         if self.audit is not None:
             self.audit.wrap(entry)
-        return entry
 
     def foreign(self, types: Any) -> bool | None:
         """None: an ordinary op. True: a subclass must handle it first. False: not the program's own work."""

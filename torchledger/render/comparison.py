@@ -105,7 +105,7 @@ def overview_table(found: Sequence[Comparison], *, n_rows: int = 30) -> Table:
     cells = []
     for comparison in rows[:n_rows]:
         changes = {item.key: change(item) for item in comparison.verdicts if moved(item)}
-        behind = [item.key for item in told_apart(comparison) if item.outcome is comparison.outcome]
+        behind = [item.key for item in told_apart(comparison) if item.outcome == comparison.outcome]
         worst = ", ".join(behind[:3]) + (f" and {len(behind) - 3} more" if len(behind) > 3 else "")
         worst = worst if comparison.outcome in (Outcome.REGRESSION, Outcome.WIN) else ""
         cells.append(

@@ -28,7 +28,7 @@ def headline(comparisons: Comparisons) -> str:
     passed += f"; {format_number(n_unmatched, 'number')} not compared" if n_unmatched else ""
     if verdict == Outcome.PASS:
         return f"{verdict}: nothing grew beyond its tolerance{passed}"
-    behind = [(c, item) for c in found for item in told_apart(c) if item.outcome is verdict]
+    behind = [(c, item) for c in found for item in told_apart(c) if item.outcome == verdict]
     comparison, first = behind[0]
     where = f"{clean(comparison.name)}: " if comparison.name and len(found) > 1 else ""
     more = f", and {format_count(len(behind) - 1)} more" if len(behind) > 1 else ""
@@ -68,7 +68,7 @@ def main_causes(comparison: Comparison, n_lines: int = 3) -> list[str]:
     """The largest of what moved the first number of bytes, and the first of FLOPs, that the verdict is about."""
     lines = []
     for unit in ("bytes", "flops"):
-        behind = [i for i in told_apart(comparison) if i.outcome is comparison.outcome and i.unit == unit]
+        behind = [i for i in told_apart(comparison) if i.outcome == comparison.outcome and i.unit == unit]
         found = causes(comparison, behind[0]) if behind and behind[0].change else ()
         lines += [line for line, _ in zip(found, range(n_lines), strict=False)]
     return lines

@@ -42,7 +42,7 @@ def _sections(run: RunStatement) -> Iterator[Section]:
         yield Facts("FAULTS inside torchledger: the numbers below may be wrong. Please report them.", lines, loud=True)
     step = step_shown(run)
     if step is None or not _has_numbers(run):
-        yield Facts("torchledger: nothing was recorded", (("why", _why_nothing(run)),))
+        yield Facts("torchledger: nothing was recorded", (("steps", _why_nothing(run)),))
         if (unseen := unseen_facts(run)) is not None:
             yield unseen
         return
@@ -72,10 +72,10 @@ def _has_numbers(run: RunStatement) -> bool:
 
 def _why_nothing(run: RunStatement) -> str:
     if not run.steps and run.unrecorded.n_steps:
-        return f"the schedule left out all of the {format_number(run.unrecorded.n_steps, 'step')}"
+        return f"none was recorded: the schedule left out all of the {format_number(run.unrecorded.n_steps, 'step')}"
     if not run.steps:
-        return "no step was recorded: no op ran inside the ledger, or its schedule left every step out"
-    return "no op of torch ran on this thread inside the ledger; other threads and processes are not seen"
+        return "none was recorded: no op ran inside the ledger, or its schedule left every step out"
+    return "no op of torch ran in them on this thread; other threads and processes are not seen"
 
 
 def _summary(run: RunStatement, step: StepReport) -> Iterator[tuple[str, str]]:
