@@ -29,7 +29,7 @@ FLOORS = (
     ("3 reading and policy", {"read", "gate"}),
     ("4 rendering", {"render"}),
     ("5 what a user holds", {"report", "reconciliation"}),
-    ("6 torch", {"internals"}),
+    ("6 torch", {"internals", "leaving", "patching"}),
     ("6 torch: formulas", {"flops"}),
     ("7 recording", {"record", "simulation"}),
     ("8 the object that users meet", {"ledger"}),

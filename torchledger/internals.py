@@ -7,12 +7,13 @@ of a step. Names that torchledger can do without are `optional` and None when mi
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.utils._device
@@ -20,6 +21,8 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger.errors import TorchVersionError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _missing: list[str] = []
 
@@ -30,6 +33,13 @@ def _required(path: str) -> Any:
     except AttributeError:
         _missing.append(f"torch.{path}")
         return None
+
+
+def _of_optimizers(name: str) -> Any:
+    module = sys.modules[torch.optim.Optimizer.__module__]  # which `torch.optim` does not show
+    if not hasattr(module, name):
+        _missing.append(f"{module.__name__}.{name}")
+    return getattr(module, name, None)
 
 
 def _optional(path: str) -> Any:
@@ -94,10 +104,20 @@ set_key_excluded: Final[Callable[[str, bool], None]] = _required("_C._dispatch_t
 """Dispatch past a key on this thread, or no longer."""
 no_dispatch_modes: Final[Callable[[], Any]] = _required("utils._python_dispatch._disable_current_modes")
 """A context without the dispatch modes of this thread."""
-no_torch_functions: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
-"""A context without torch-function modes and subclasses."""
 engine_run_backward: Final[Callable[..., Any]] = _required("autograd._engine_run_backward")
 """The function through which Python starts every backward; patched in its module while recording."""
+optimizer_pre_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_pre_hooks")
+"""The hooks that run before each step of any optimizer."""
+optimizer_post_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_post_hooks")
+"""The hooks that run after it."""
+without_torch_function: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
+"""A context in which no torch function mode or subclass of the program's is told what we read."""
+functions_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_enabled")
+"""Whether tensor subclasses are told of calls, on this thread."""
+no_torch_function: Final[Any] = _required("_C._disabled_torch_function_impl")
+"""The `__torch_function__` of subclasses that do without one."""
+function_modes_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_mode_enabled")
+"""Whether a torch function mode is on, on this thread."""
 make_grads: Final[Any] = _optional("autograd._make_grads")
 """What makes the first gradient of a backward, just before the engine starts."""
 TrueTensorTypes: Final[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -241,6 +261,33 @@ def require() -> None:
             f"torch {torch.__version__} lacks {', '.join(_missing)}, which torchledger records with. "
             f"Versions 2.9 to 2.15 have them: install one of those, or a newer torchledger."
         )
+
+
+def unseen(function: Function) -> Function:
+    """The function, of which no torch function mode or subclass of the program's is told what it reads."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_torch_function():
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+def has_torch_function(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's class is told of the calls that it is given to."""
+    kind: Any = type(tensor)
+    return kind not in TrueTensorTypes and kind.__torch_function__ is not no_torch_function
+
+
+def is_plain_module_call(function: Any) -> bool:
+    """Whether a function is torch's own `nn.Module.__call__`, which does no more than choose what it calls."""
+    code = getattr(function, "__code__", None)
+    return (
+        function is getattr(torch.nn.Module, "_wrapped_call_impl", None)
+        and code is not None
+        and code.co_names == ("_compiled_call_impl", "_call_impl")
+    )
 
 
 def guards_ignore_modes() -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +20,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from torchledger import internals
 from torchledger.errors import UsageError
 from torchledger.gate.budgets import Budget
 from torchledger.journal.entries import Journal
 from torchledger.journal.rows import Growth
 from torchledger.journal.statements import FlopStatement, StepReport, UnrecordedTime
+from torchledger.leaving import GuardedExit
 from torchledger.read.blind_spots import blind_spots
 from torchledger.read.inside import unaudited_lines
 from torchledger.read.kept import KeptSteps
@@ -109,7 +113,8 @@ class Ledger:
         self._allocating: dict[str, int] = {}
         self._recorder: StepRecorder | None = None
         self._simulated: Device | None = None
-        self._active = False
+        self._active = self._forked = False
+        self._held_exit: weakref.ref[Any] | None = None
         self._index = 0
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
@@ -124,33 +129,59 @@ class Ledger:
     def __enter__(self) -> Ledger:
         if self._active:
             raise UsageError("this Ledger is already recording: leave its block first, or make another Ledger.")
-        self._active = True
-        self._step_called = False
-        self._created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
+            self._active = True
+            self._forked = self._step_called = False
+            self._created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             self._begin_step()
+            return self
         except BaseException:
-            self._active = False
+            self._leave()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        recorder = self._recorder
         try:
-            if recorder is not None and not isinstance(error, EnoughSteps):  # what the next step began with is no step
-                self._end_last_step(recorder, error)
-        except Exception as fault:  # a fault of ours must not hide the program's own error
-            self._fault("the last step could not be read", fault)
-        finally:
-            stopped = self._stop_recording()
-            self._active = False
+            recorder = self._recorder
+            try:
+                if recorder is not None and not isinstance(error, EnoughSteps):  # what it began with is no step
+                    self._end_last_step(recorder, error)
+            except Exception as fault:  # a fault of ours must not hide the program's own error
+                self._fault("the last step could not be read", fault)
+            stopped = self._leave()
+        except BaseException:
+            self._leave()  # an interrupt came between: do what is left
+            raise
         if not stopped and error is None:
             raise UsageError(
-                "a Ledger was left on another thread than it was entered on: what ran since is in its report, but the "
-                "thread that entered it goes on calling it, for nothing. Enter and leave it on one thread."
+                "a Ledger was left on another thread than it was entered on: what ran since is in its report. Enter "
+                "and leave it on one thread."
             )
+
+    if not TYPE_CHECKING:
+        __exit__ = GuardedExit(__exit__)
+
+    def _leave(self) -> bool:
+        """Record no more; False if this is not the thread that recording was started on."""
+        stopped = self._stop_recording()
+        self._active, self._held_exit = False, None
+        return stopped
+
+    def __del__(self) -> None:
+        if getattr(self, "_recorder", None) is None or sys.is_finalizing():
+            return
+        is_held = self._held_exit is not None  # by a `with` statement of a generator, which goes together with it
+        try:
+            self._leave()
+        finally:
+            if not is_held:
+                warnings.warn(
+                    "a Ledger was dropped while it recorded: it has stopped, and its report is lost. Record inside "
+                    "`with torchledger.Ledger(...) as ledger:`, or call ledger.__exit__(None, None, None) at the end.",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def __call__(self, function: Function) -> Function:
         """Decorate a function: each call of it runs inside this ledger, and is a step unless it says otherwise.
@@ -235,7 +266,7 @@ class Ledger:
             steps, peak_step = kept.steps(rows=False), kept.peak_step
         flops, n_steps, journals = kept.flops(), kept.n_steps, dict(kept.journals)
         if not n_steps and self._recorder is not None:
-            journal = self._recorder.journal(self._index)
+            journal = internals.unseen(self._recorder.journal)(self._index)
             running, _ = self._read(journal, None, StepReader())
             running = with_peak_rows(running, journal)
             steps, flops, n_steps, peak_step = (running,), running.flops, 1, running
@@ -277,7 +308,10 @@ class Ledger:
             _synchronize()
         self._began = time.perf_counter()
 
+    @internals.unseen
     def _start_recording(self) -> None:
+        if self._forked:
+            return
         self._reader, self._growing = StepReader(), None
         recorder = StepRecorder(strict=self._strict, stacks=self._stacks)
         recorder.allocating = self._allocating
@@ -289,7 +323,11 @@ class Ledger:
             if (owner := ledger()) is not None:
                 owner._end_step_at(at)
 
-        recorder.end_step = end_step
+        def forked() -> None:
+            if (owner := ledger()) is not None:
+                owner._recorder, owner._forked = None, True
+
+        recorder.end_step, recorder.when_forked = end_step, forked
         try:
             for model in alive(self._models):
                 recorder.add_model(model, given=True)
@@ -302,25 +340,25 @@ class Ledger:
                 self._readings = SimulatedReadings(device)
             self._simulated = device
         self._readings.begin(_cuda_devices())
+        self._recorder = recorder  # first: an interrupt leaves it to be stopped
         recorder.start()
-        self._recorder = recorder
         if self._auditor is not None:
             self._auditor.begin(recorder)
 
     def _stop_recording(self) -> bool:
-        """Stop; False if this is not the thread that recording was started on."""
-        recorder, self._recorder = self._recorder, None
+        """Stop; False if this is not the thread that recording was started on. May be called again."""
+        recorder = self._recorder
         if recorder is None:
             return True
         if isinstance(self._readings, SimulatedReadings):
             self._readings.close()
-        try:
-            recorder.end_audit()
-            return recorder.stop()
-        finally:
-            recorder.books.close()
-            self._unseen.update(recorder.unseen)
-            self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
+        recorder.end_audit()
+        stopped = recorder.stop()
+        self._unseen.update(recorder.unseen)
+        recorder.unseen = {}  # once, if this is called again
+        self._faults.extend(fault for fault in recorder.faults if fault not in self._faults)
+        self._recorder = None  # last: until then an interrupt leaves it to be stopped
+        return stopped
 
     def _end_recorded_step(self, tokens: int | None, at: Cut | None = None, note: str = "") -> None:
         """Read the open step, to its end or to an earlier moment, and keep it."""
@@ -334,6 +372,7 @@ class Ledger:
                 self._auditor.read(audit, journal, step, at)
             self._auditor.begin(recorder)
 
+    @internals.unseen
     def _close(self, tokens: int | None, at: Cut | None = None) -> tuple[Journal, StepReport]:
         recorder = self._recorder
         assert recorder is not None

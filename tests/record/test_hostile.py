@@ -366,3 +366,15 @@ def test_a_failed_optimizer_step_holds_nothing() -> None:
             optimizer.step(closure)
         del closure
         assert held() is None
+
+
+def test_leaving_inside_an_inference_mode() -> None:
+    ledger = tl.Ledger()
+    ledger.__enter__()
+    with torch.inference_mode():
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        ledger.__exit__(None, None, None)
+        torch.ones(8, 8) @ torch.ones(8, 8)
+    assert (torch.ones(2) + 1).tolist() == [2, 2]
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert ledger.report.flops.total == PRODUCT

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from torchledger.cli.terminating import TERMINATED, Terminated, until_terminated
 from torchledger.errors import UsageError
 from torchledger.journal.files import shown_path
 
@@ -48,8 +49,8 @@ def run_target(
     """Runs a program to its end inside ``around`` and returns its exit code.
 
     What it prints passes through. An exception that it does not catch is printed as Python prints it, without our
-    frames, and gives 1; an interrupt gives 130. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the program's from
-    then on, so that what it left for the interpreter's exit still finds them.
+    frames, and gives 1; an interrupt gives 130, and SIGTERM 143. ``__main__``, ``sys.argv`` and ``sys.path[0]`` are the
+    program's from then on, so that what it left for the interpreter's exit still finds them.
 
     Args:
         target: what to run.
@@ -69,7 +70,7 @@ def run_target(
     try:
         program = _find_module(target) if target.is_module else _compile_script(target)
         module = _become_main(program, target.arguments)
-        with around:
+        with until_terminated(), around:
             exec(program.code, module.__dict__)
     except _NoSuchModuleError:
         raise
@@ -189,11 +190,15 @@ def _replace_path0(folder: str) -> None:
 def _exit_code(failure: BaseException | None) -> int:
     if isinstance(failure, SystemExit):
         return 0 if failure.code is None else int(failure.code) if isinstance(failure.code, int) else 1
+    if isinstance(failure, Terminated):
+        return TERMINATED
     return 0 if failure is None else INTERRUPTED if isinstance(failure, KeyboardInterrupt) else 1
 
 
 def _print_failure(error: BaseException) -> None:
     """Prints what Python would: the text that a program ended itself with, or the traceback."""
+    if isinstance(error, Terminated):
+        return
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)

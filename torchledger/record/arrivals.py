@@ -184,6 +184,7 @@ class Arrivals(Watching):
     def enter_results(self, out: Any, phase: str, module: int, op: str) -> None:
         """Open blocks for the new storages of results of all kinds."""
         books = self.books
+        books.bury()
         live, unread = books.live, books.unread
         for tensor in out if isinstance(out, list | tuple) else (out,):
             if isinstance(tensor, list | tuple):

@@ -67,6 +67,7 @@ class Audit:
             except Exception as error:
                 recorder.fault(f"{name} could not be placed in the audit", error)
                 phase, module = OUTSIDE_PHASE, OUTSIDE
+            recorder.books.bury()
             position = len(events)
             call = Call(name, phase, module, position, position)
             number = len(calls)
@@ -77,6 +78,7 @@ class Audit:
                 with mark(number):
                     return original(*args, **kwargs)
             finally:
+                recorder.books.bury()
                 call.end = len(events)
 
         return run

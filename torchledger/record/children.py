@@ -26,7 +26,7 @@ def watch_children(replace: Replace) -> None:
     global _registered
     if not _registered and hasattr(os, "register_at_fork"):
         _registered = True  # for good: it cannot be taken back, and does nothing while nobody records
-        os.register_at_fork(after_in_parent=_forked, after_in_child=elsewhere.forget_hosts)
+        os.register_at_fork(after_in_parent=_forked)
     kind: Any = multiprocessing.process.BaseProcess
     replace(kind, "start", _watched_start(kind.start))
     popen: Any = subprocess.Popen

@@ -115,7 +115,7 @@ def references_of_graphs() -> References:
 
     Finding out makes nodes: to be called first where no numbers of nodes are noted yet.
     """
-    with internals.no_dispatch_modes(), internals.no_torch_functions(), torch.enable_grad():
+    with internals.no_dispatch_modes(), internals.without_torch_function(), torch.enable_grad():
         leaf = torch.ones(2, device="cpu", requires_grad=True)
         nodes: list[Any] = [
             (leaf * torch.ones(2, device="cpu")).grad_fn,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -21,8 +21,9 @@ from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.journal.calls import Call
+from torchledger.leaving import leave_mode, restore_flags
 from torchledger.read.formulas import DATA_DEPENDENT
-from torchledger.record import patches
+from torchledger.record import forks, patches
 from torchledger.record.arrivals import COMPILED
 from torchledger.record.audit import Audit
 from torchledger.record.copies import note_copy
@@ -31,7 +32,6 @@ from torchledger.record.decompositions import Decompositions
 from torchledger.record.entries import Entry, Kind
 from torchledger.record.graphs import references_of_graphs
 from torchledger.record.inside import count_allocating
-from torchledger.record.leaving import leave_mode, restore_flags
 from torchledger.record.names import OUTSIDE
 from torchledger.record.places import (
     BACKWARD,
@@ -58,6 +58,9 @@ _Tensor, _Parameter = torch.Tensor, nn.Parameter
 _storage_of = torch.Tensor.untyped_storage
 _get_ident = threading.get_ident
 _current_node = internals.current_autograd_node
+_push_mode, _pop_mode = internals.push_dispatch_mode, internals.pop_dispatch_mode
+_function_modes_on, _functions_on = internals.function_modes_on, internals.functions_on
+_without_torch_function = internals.without_torch_function
 _AccumulateGrad = internals.AccumulateGrad
 _engine_code = internals.engine_run_backward.__code__
 _is_grad_enabled = torch.is_grad_enabled
@@ -74,6 +77,12 @@ class Recorder(Regions, TorchDispatchMode):
         internals.require()
         self.strict = strict
         self.stacks = stacks
+        self.thread = _get_ident()
+        self.in_inference_mode = False
+        self.n_forks = 0
+        """How often this process was forked while it recorded: children record nothing."""
+        self.when_forked: Callable[[], None] = lambda: None
+        """Called in a child."""
         self.entries: dict[int, Entry] = {}
         self.registry_version = registry.version
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
@@ -105,16 +114,38 @@ class Recorder(Regions, TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> bool:
-        """Record no more; everything in torch is as it was. False: this is not the thread that it was started on."""
+        """Record no more; everything in torch is as it was. May be called again.
+
+        Returns:
+            False on another thread than it was started on: that one still calls the recorder, at its next op, which
+            then takes it off.
+        """
         try:
-            if self.place.thread == _get_ident():
+            return self._stop()
+        except BaseException:
+            self._stop()  # an interrupt came between: do what is left
+            raise
+
+    def _stop(self) -> bool:
+        here = self.thread == _get_ident()
+        try:
+            if not here:
+                restore_flags(self)
+            elif _can_leave(self):
                 leave_mode(self)
-                return True
-            self.__class__ = _Stopped  # no thread can take a mode from another's stack
-            restore_flags(self)
-            return False
         finally:
+            forks.forget(self)
             self.end_watching()
+            self.__class__ = _Stopped  # of no use to those that may still call it
+        return here
+
+    def forked(self) -> None:
+        """This process is a child of the one that records: nothing is recorded here, and nothing left."""
+        self.thread = _get_ident()
+        try:
+            self.stop()
+        finally:
+            self.when_forked()
 
     def begin_audit(self, earlier: Iterable[Call] = ()) -> str:
         """Note what the allocator does in each call of an op, until `end_audit`; or say why that cannot be."""
@@ -140,6 +171,10 @@ class Recorder(Regions, TorchDispatchMode):
     # The hot path
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _function_modes_on() or (self.has_subclasses and _functions_on()):
+            # Torch itself tells nobody of the ops of a scripted function, or of most in a backward: nor do we.
+            with _without_torch_function():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         entry = self.entries.get(id(func))
         if entry is None:
             entry = self.learn(func)
@@ -151,13 +186,15 @@ class Recorder(Regions, TorchDispatchMode):
         kind = entry.kind
         if not kind or (kind == _INPLACE and self.in_optimizer):
             return entry.call(*args, **kwargs) if kwargs else entry.call(*args)
+        books = self.books
+        if books.dead:
+            books.bury()
         try:
             if kind < _GENERAL:
                 return self.quick(entry, args, kwargs)
             node: Any = None
             graph = True
             phase, module = OUTSIDE_PHASE, OUTSIDE
-            books = self.books
             live = books.live
             place = self.place
             # Where are we?
@@ -205,8 +242,11 @@ class Recorder(Regions, TorchDispatchMode):
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _COMPOSITE:
                 if entry.formula is None or not any(isinstance(arg, _Tensor) and arg.is_nested for arg in args):
-                    with self:  # the kernel that would run; `decompose` may prefer another, written in Python
+                    try:  # the kernel that would run; `decompose` may prefer another, written in Python
+                        _push_mode(self)
                         return func._op_dk(_COMPOSITE_KEY, *args, **(kwargs or {}))
+                    finally:
+                        _pop_mode(None)
                 out = entry.call(*args, **kwargs) if kwargs else entry.call(*args)
             elif kind == _RESIZING:
                 out = self.run_resizing(entry, args, kwargs or {}, phase, module)
@@ -220,6 +260,8 @@ class Recorder(Regions, TorchDispatchMode):
             if entry.formula is not None:
                 post_product(self, entry, args, kwargs, out, phase, module, place, node)
             # Which storages came?
+            if books.dead:
+                books.bury()
             first_new = len(books.blocks)
             if type(out) is _Tensor:
                 storage = _storage_of(out)
@@ -371,8 +413,11 @@ class Recorder(Regions, TorchDispatchMode):
     def run_higher_order(self, entry: Entry, args: Any, kwargs: dict[str, Any]) -> Any:
         """Higher-order ops: what they hold runs here, under the mode (of `cond` the branch that is taken)."""
         if entry.name in CONTAINERS:
-            with self:
+            try:
+                _push_mode(self)
                 return run_container(entry.op, args, kwargs)
+            finally:
+                _pop_mode(None)
         return entry.op(*args, **kwargs)
 
     def uncounted(self, name: str, module: int) -> None:
@@ -387,10 +432,46 @@ class Recorder(Regions, TorchDispatchMode):
 
 
 class _Stopped(Recorder):
-    """A recorder that was stopped on another thread: its own thread still calls it, for nothing."""
+    """A recorder that was stopped where it could not be taken off its thread's stack: there it passes one op on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            if kwargs is not None and _can_leave(self):
+                kwargs["_torchledger"] = _Leaves(self)
+
+
+class _Leaves:
+    """Takes a recorder off its thread's stack when it goes: with the arguments of an op, once torch is done with them.
+
+    While an op is being handled its mode is not on the stack, and torch puts it back after.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __del__(self) -> None:
+        leave_mode(self._recorder)
+
+
+def _can_leave(recorder: Recorder) -> bool:
+    """Whether the recorder can be taken off its thread's stack here, and is not put back.
+
+    Torch holds it off the stack while it handles an op, further up. The end of an inference mode puts back how the
+    thread dispatched at its beginning, to no mode at all if ours is gone by then.
+    """
+    if torch.is_inference_mode_enabled() and not recorder.in_inference_mode:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _handler_code and frame.f_locals.get("self") is recorder:
+            return False
+        frame = frame.f_back
+    return True
+
+
+_handler_code = Recorder.__torch_dispatch__.__code__
 
 
 @functools.cache

@@ -164,7 +164,7 @@ def read_words(address: int) -> Words:
 @functools.cache
 def cpu_layout() -> Layout | None:
     """How storages on the CPU are laid out here, found by looking at some; None where that did not tell."""
-    with internals.no_dispatch_modes(), internals.no_torch_functions():
+    with internals.no_dispatch_modes(), internals.without_torch_function():
         return _find_layout()
 
 
@@ -218,7 +218,7 @@ def _is_of_device(storage: torch.UntypedStorage) -> bool:
     layout = cpu_layout()
     if layout is None:
         return False
-    with internals.no_dispatch_modes(), internals.no_torch_functions():
+    with internals.no_dispatch_modes(), internals.without_torch_function():
         empty = torch.empty(0, dtype=torch.uint8, device=storage.device).untyped_storage()
     one, other = read_words(storage._cdata), read_words(empty._cdata)
     return bool(one and other) and one[layout.freeing] == other[layout.freeing] != 0

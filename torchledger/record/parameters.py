@@ -42,7 +42,7 @@ class ParameterBooks:
         """Parameters that no module holds, but an optimizer."""
         self._read_this_step: set[int] = set()
         """Optimizers whose state was entered after their step: it is not looked through again when the step ends."""
-        self.has_fake_tensors = False
+        self.has_fake_tensors = self.has_subclasses = False
 
     # Models
 
@@ -60,6 +60,7 @@ class ParameterBooks:
 
     def enter_all(self) -> None:
         """At a step's end: tensors that were swapped or registered since, gradients set by hand, optimizer state."""
+        self._books.bury()
         self._old_rows, self._rows = self._rows, {}
         for number, reference in list(self._holders.items()):
             module = reference()
@@ -157,6 +158,7 @@ class ParameterBooks:
         new = ref is None or not books.roles.get(ref.number, 0) & role
         if new:
             self.has_fake_tensors = self.has_fake_tensors or type(tensor).__name__ == "FakeTensor"
+            self.has_subclasses = self.has_subclasses or internals.has_torch_function(tensor)
             if number >= 0:
                 books.enter_parameter(tensor, number, module)
             else:
@@ -187,6 +189,7 @@ class ParameterBooks:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Its parameters may have been swapped, its gradients set by hand, its state loaded."""
+        self._books.bury()
         if id(optimizer) not in self._optimizers:
             self.add_optimizer(optimizer)
         else:
@@ -194,6 +197,7 @@ class ParameterBooks:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Its state may be new."""
+        self._books.bury()
         self.enter_state(optimizer)
         self._read_this_step.add(id(optimizer))
 
@@ -211,6 +215,7 @@ class ParameterBooks:
                     self._homeless.add(number)
                 self._enter(parameter, PARAMETER, number)
 
+    @internals.unseen
     def versions(self) -> dict[int, tuple[int, bool]]:
         """How often each parameter was written into, and whether it has a gradient, by number."""
         found = {}
@@ -221,6 +226,7 @@ class ParameterBooks:
                     found[id(parameter)] = (parameter._version, parameter.grad is not None)
         return found
 
+    @internals.unseen
     def search_optimizers(self) -> dict[int, weakref.ref[Optimizer]]:
         """All optimizers that the program has made, also those that have not stepped yet, by id.
 

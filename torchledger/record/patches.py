@@ -1,14 +1,16 @@
 """What is patched in torch while any ledger records, and put back when the last one stops.
 
-Four things: `nn.Module.__call__` (which module runs), the function that starts a backward (which backward runs),
-`UntypedStorage.resize_` (no op shows it), and the global optimizer hooks. Each acts only on threads that are watched.
+Four things of torch: `nn.Module.__call__` (which module runs), the function that starts a backward (which backward
+runs), `UntypedStorage.resize_` (no op shows it), and the global optimizer hooks. Each acts only on threads that are
+watched. Of Python, the recursion limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchledger import internals
+from torchledger.leaving import keep_flags
+from torchledger.patching import Patches
 from torchledger.record.children import watch_children
 from torchledger.record.elsewhere import (
     BACKWARDS,
@@ -29,7 +33,6 @@ from torchledger.record.elsewhere import (
     run_elsewhere,
     visitors_here,
 )
-from torchledger.record.leaving import keep_flags
 from torchledger.record.packages import watch_packages
 from torchledger.record.scripts import watch_scripts
 
@@ -37,17 +40,23 @@ from torchledger.record.scripts import watch_scripts
 class Watcher(Protocol):
     """What a ledger is told about one thread."""
 
+    stack: list[int]
+    """The modules that run on the thread, innermost last."""
+
     def enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is about to run."""
 
-    def leave_module(self) -> None:
-        """It has run, or raised."""
+    def leave_modules(self, depth: int) -> None:
+        """The innermost have run, or raised: so many still do. May be told twice."""
+
+    def count_runs(self) -> int:
+        """How many backwards and optimizer steps run."""
 
     def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
 
-    def end_backward(self) -> None:
-        """It has run, or raised."""
+    def end_backward(self, n_running: int) -> None:
+        """It has run, or raised: so many runs still do. May be told twice."""
 
     def begin_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer's step is about to run."""
@@ -60,6 +69,9 @@ class Watcher(Protocol):
 
     def compiled_graph_begins(self, graph: Any, arguments: Any) -> None:
         """Code that Inductor generated is about to run."""
+
+    def compiled_graph_ends(self, results: Any) -> None:
+        """It has run, or raised."""
 
     def begin_script(self) -> None:
         """Scripted code is about to run."""
@@ -76,110 +88,139 @@ class Watcher(Protocol):
     def package_ran(self, name: str, results: list[torch.Tensor]) -> None:
         """It has run, and gives these."""
 
-    def compiled_graph_ends(self, results: Any) -> None:
-        """It has run, or raised."""
-
 
 autograd: Any = torch.autograd
 storages: Any = torch.UntypedStorage
-_watchers: dict[int, tuple[Watcher, ...]] = {}  # by thread
 _lock = threading.RLock()
-_undo: list[Callable[[], None]] = []
+_ROOM = 200
+"""How many calls deep our own code may go, on top of the program's."""
+
+
+class _Installation:
+    """What is patched from when the first ledger begins to record until the last one stops.
+
+    What is ours, and stays because another tool has wrapped it since, finds no watcher any more.
+    """
+
+    def __init__(self) -> None:
+        self.watchers: dict[int, tuple[Watcher, ...]] = {}
+        """By thread."""
+        self.patches = Patches()
+        self.complete = False
+        self.compiling: _Compiling | None = None
+
+    def install(self) -> None:
+        self.patches.on_restore(keep_flags())
+        _raise_recursion_limit(self.patches)
+        _patch_modules(self)
+        _patch_guards(self)
+        _patch_inductor(self)
+        _patch_backward(self)
+        _patch_resize(self)
+        watch_scripts(self.patches.replace, self.watchers_here)
+        watch_packages(self.patches.replace, self.watchers_here)
+        watch_children(self.patches.replace)
+        _add_optimizer_hooks(self)
+        self.complete = True
+
+    def watchers_here(self) -> tuple[Watcher, ...]:
+        """The watchers of this thread, or the visitors that count on it while a call runs."""
+        found = self.watchers.get(threading.get_ident())
+        return found if found is not None else visitors_here() if self.complete else ()
+
+
+_now = _Installation()
 
 
 def watch(watcher: Watcher, thread: int) -> None:
     """Tell the watcher what modules, backwards and optimizers do on that thread."""
     with _lock:
-        if not _watchers:
-            _install()
-        _watchers[thread] = (*_watchers.get(thread, ()), watcher)
+        # First: a ledger that ends meanwhile, in a destructor, must not take the patches off.
+        _now.watchers[thread] = (*_now.watchers.get(thread, ()), watcher)
+        if not _now.complete:
+            _now.patches.restore()  # of an installation that was interrupted
+            _now.install()
 
 
 def unwatch(watcher: Watcher, thread: int) -> None:
-    """No longer tell it; when nobody watches, torch is as it was."""
+    """No longer tell it; when nobody watches, torch is as it was. May be called again where it was interrupted."""
     with _lock:
-        rest = tuple(w for w in _watchers.get(thread, ()) if w is not watcher)
+        watchers = _now.watchers
+        rest = tuple(w for w in watchers.get(thread, ()) if w is not watcher)
         if rest:
-            _watchers[thread] = rest
+            watchers[thread] = rest
         else:
-            _watchers.pop(thread, None)
-        if not _watchers:
+            watchers.pop(thread, None)
+        if not watchers:
             _uninstall()
 
 
-def _watchers_here() -> tuple[Watcher, ...]:
-    """The watchers of this thread, or the visitors that count on it while a call runs."""
-    return _watchers.get(threading.get_ident()) or visitors_here()
-
-
-def _install() -> None:
-    _undo.append(keep_flags())
-    _patch_modules()
-    _patch_guards()
-    _patch_inductor()
-    _patch_backward()
-    _patch_resize()
-    watch_scripts(_replace, _watchers_here)
-    watch_packages(_replace, _watchers_here)
-    watch_children(_replace)
-    pre = register_optimizer_step_pre_hook(_before_optimizer)
-    post = register_optimizer_step_post_hook(_after_optimizer)
-    _undo.extend((pre.remove, post.remove))
-
-
 def _uninstall() -> None:
-    while _undo:
-        _undo.pop()()
+    global _now
+    try:
+        _now.patches.restore()
+    except Exception:
+        _now = _Installation()  # what can be put back is; after an interrupt, this is called again
+        raise
+    _now = _Installation()
 
 
-def _replace(owner: Any, name: str, new: Any) -> None:
-    """Put something of ours in a place of torch's until the last ledger stops, or somebody else replaces it."""
-    own = owner.__dict__.get(name)  # None: inherited, and put back by deleting ours
-
-    def restore() -> None:
-        if owner.__dict__.get(name) is new:
-            if own is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
-
-    setattr(owner, name, new)
-    _undo.append(restore)
+def unwatch_all() -> None:
+    """In a forked child: torch is as it was, whoever held the lock in the parent."""
+    global _lock
+    _lock = threading.RLock()
+    _now.watchers.clear()
+    _uninstall()
 
 
-def _patch_modules() -> None:
+def _raise_recursion_limit(patches: Patches) -> None:
+    """Leave a deep program the calls that it has without us: ours come on top."""
+    before = sys.getrecursionlimit()
+    raised = before + before // 4 + _ROOM
+
+    def put_back() -> None:
+        if sys.getrecursionlimit() == raised:  # the program may have set its own since
+            with contextlib.suppress(RecursionError):  # where more calls run than it allows
+                sys.setrecursionlimit(before)
+
+    patches.on_restore(put_back)
+    sys.setrecursionlimit(raised)
+
+
+def _patch_modules(installation: _Installation) -> None:
     original = nn.Module.__call__
     ident = threading.get_ident
-    watchers_of = _watchers.get
+    watchers_of = installation.watchers.get
+    # What it does is known then, and done here without a call more: deep models need each.
+    is_plain = internals.is_plain_module_call(original)
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         watchers = watchers_of(ident()) or visitors_here()
         if not watchers:
-            if may_visit(self):
+            if installation.watchers and may_visit(self):
                 return run_elsewhere(MODULE_CALLS, call, original, self, *args, **kwargs)
             return original(self, *args, **kwargs)
-        for watcher in watchers:
-            watcher.enter_module(self, args, kwargs)
+        depths = [len(watcher.stack) for watcher in watchers]
         try:
-            return original(self, *args, **kwargs)
-        finally:
             for watcher in watchers:
-                watcher.leave_module()
+                watcher.enter_module(self, args, kwargs)
+            if is_plain:
+                compiled = self._compiled_call_impl
+                result = (self._call_impl if compiled is None else compiled)(*args, **kwargs)
+            else:
+                result = original(self, *args, **kwargs)
+            for watcher, depth in zip(watchers, depths, strict=True):
+                watcher.leave_modules(depth)
+            return result
+        except BaseException:
+            for watcher, depth in zip(watchers, depths, strict=True):
+                watcher.leave_modules(depth)
+            raise
 
-    compiling = _Compiling(original, call)
-
-    def restore() -> None:
-        compiling.close()
-        if nn.Module.__call__ is call:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
-
-    nn.Module.__call__ = call  # type: ignore[method-assign]
+    compiling = installation.compiling = _Compiling(original, call, installation)
+    installation.patches.replace(nn.Module, "__call__", call)
+    installation.patches.on_restore(compiling.close)
     compiling.attach()
-    _compile_watch.append(compiling)
-    _undo.append(restore)
-
-
-_compile_watch: list[_Compiling] = []
 
 
 class _Compiling:
@@ -188,7 +229,8 @@ class _Compiling:
     Code compiled under the wrapper would be guarded on it, and compiled once more after the ledger is gone.
     """
 
-    def __init__(self, original: Any, wrapper: Any) -> None:
+    def __init__(self, original: Any, wrapper: Any, installation: _Installation) -> None:
+        self._installation = installation
         self._original = original
         self._wrapper = wrapper
         self._handler: Any = None
@@ -197,13 +239,14 @@ class _Compiling:
     def attach(self) -> None:
         """Register with Dynamo, if somebody has imported it by now."""
         handler = internals.dynamo_callbacks()
-        if handler is not None and self._start not in handler.start_callbacks:  # `torch._dynamo.reset` takes it out
-            handler.register_start_callback(self._start)
-            handler.register_end_callback(self._end)
-            if self._handler is None:
-                self._outlive_reset(handler)
-                self._cover_capture()
-            self._handler = handler
+        if handler is None or self._start in handler.start_callbacks:
+            return
+        is_first, self._handler = self._handler is None, handler
+        handler.register_start_callback(self._start)
+        handler.register_end_callback(self._end)
+        if is_first:
+            self._outlive_reset(handler)
+            self._cover_capture()
 
     def _outlive_reset(self, handler: Any) -> None:
         """`torch._dynamo.reset`, as a strict `torch.export` calls it, takes all callbacks out."""
@@ -214,7 +257,7 @@ class _Compiling:
             if self._handler is not None:
                 self.attach()
 
-        _replace(handler, "clear", clear_and_attach)
+        self._installation.patches.replace(handler, "clear", clear_and_attach)
 
     def _cover_capture(self) -> None:
         """A strict `torch.export` compiles without calling back."""
@@ -230,14 +273,17 @@ class _Compiling:
             finally:
                 self._end(None)
 
-        _replace(frames, "_fullgraph_capture_frame", capture)
+        self._installation.patches.replace(frames, "_fullgraph_capture_frame", capture)
 
     def close(self) -> None:
-        if self._handler is not None and self._start in self._handler.start_callbacks:
-            self._handler.remove_start_callback(self._start)
-            self._handler.remove_end_callback(self._end)
-        self._handler = None
-        _compile_watch.remove(self)
+        if self._handler is not None:
+            for callbacks, ours in (
+                (self._handler.start_callbacks, self._start),
+                (self._handler.end_callbacks, self._end),
+            ):
+                while ours in callbacks:
+                    callbacks.remove(ours)
+            self._handler = None
 
     def _start(self, _: Any) -> None:
         self._depth += 1
@@ -246,8 +292,9 @@ class _Compiling:
 
     def _end(self, _: Any) -> None:
         self._depth -= 1
-        _patch_inductor()  # which the first compilation imports
-        if self._depth <= 0 and nn.Module.__call__ is self._original:
+        if self._handler is not None:
+            _patch_inductor(self._installation)  # which the first compilation imports
+        if self._depth <= 0 and self._handler is not None and nn.Module.__call__ is self._original:
             nn.Module.__call__ = self._wrapper  # type: ignore[method-assign]
 
 
@@ -262,7 +309,7 @@ class _PassThrough(TorchDispatchMode):
         return True
 
 
-def _patch_guards() -> None:
+def _patch_guards(installation: _Installation) -> None:
     """Let torch 2.9 build its guards as they will be checked.
 
     There a guard on a tensor compares dispatch keys, those among them that any mode sets; but guards are built with the
@@ -275,13 +322,13 @@ def _patch_guards() -> None:
     original = manager.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() not in _watchers:
+        if threading.get_ident() not in installation.watchers:
             return original(self, *args, **kwargs)
         with _PassThrough():  # type: ignore[no-untyped-call]
             return original(self, *args, **kwargs)
 
     init.torchledger = True  # type: ignore[attr-defined]
-    _replace(manager, "__init__", init)
+    installation.patches.replace(manager, "__init__", init)
 
 
 def _guards_patched() -> bool:
@@ -289,7 +336,7 @@ def _guards_patched() -> bool:
     return getattr(manager.__init__, "torchledger", False)
 
 
-def _patch_inductor() -> None:
+def _patch_inductor(installation: _Installation) -> None:
     """Tell of each run of generated code: its own kernels are never dispatched."""
     graphs = internals.inductor_graphs()
     if graphs is None or getattr(graphs.__call__, "torchledger", False):
@@ -297,7 +344,7 @@ def _patch_inductor() -> None:
     original = graphs.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = _watchers_here()
+        watchers = installation.watchers_here()
         results: Any = None
         begun = 0
         try:
@@ -311,60 +358,76 @@ def _patch_inductor() -> None:
                 watcher.compiled_graph_ends(results)
 
     call.torchledger = True  # type: ignore[attr-defined]
-    _replace(graphs, "__call__", call)
+    installation.patches.replace(graphs, "__call__", call)
 
 
 def attach_to_dynamo() -> bool:
     """Watch for compilations from now on, if anything has imported Dynamo by now; says whether it has."""
-    for compiling in _compile_watch:
-        compiling.attach()
-    if _compile_watch:
-        _patch_guards()
-        _patch_inductor()
+    if _now.compiling is not None:
+        _now.compiling.attach()
+        _patch_guards(_now)
+        _patch_inductor(_now)
     return internals.dynamo_callbacks() is not None
 
 
-def _patch_backward() -> None:
+def _patch_backward(installation: _Installation) -> None:
     original = autograd._engine_run_backward
 
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = _watchers_here()
+        watchers = installation.watchers_here()
         if not watchers:
-            if may_visit():
+            if installation.watchers and may_visit():
                 return run_elsewhere(BACKWARDS, run_backward, original, t_outputs, *args, **kwargs)
             return original(t_outputs, *args, **kwargs)
         create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
-        for watcher in watchers:
-            watcher.begin_backward(t_outputs, create_graph)
+        running = [watcher.count_runs() for watcher in watchers]
         try:
-            return original(t_outputs, *args, **kwargs)
-        finally:
             for watcher in watchers:
-                watcher.end_backward()
+                watcher.begin_backward(t_outputs, create_graph)
+            result = original(t_outputs, *args, **kwargs)
+            for watcher, n in zip(watchers, running, strict=True):
+                watcher.end_backward(n)
+            return result
+        except BaseException:
+            for watcher, n in zip(watchers, running, strict=True):
+                watcher.end_backward(n)
+            raise
 
-    _replace(autograd, "_engine_run_backward", run_backward)
+    installation.patches.replace(autograd, "_engine_run_backward", run_backward)
 
 
-def _patch_resize() -> None:
+def _patch_resize(installation: _Installation) -> None:
     before = torch.UntypedStorage.__dict__.get("resize_")  # another tool's patch; torch's own is inherited
 
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
         result = before(self, size) if before else super(torch.UntypedStorage, self).resize_(size)
-        for watcher in _watchers.get(threading.get_ident(), ()):
+        for watcher in installation.watchers_here():
             watcher.resized(self)
         return result
 
-    _replace(storages, "resize_", resize_)
+    installation.patches.replace(storages, "resize_", resize_)
 
 
-def _before_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    watchers = _watchers_here()
-    if not watchers:
-        note_unseen(OPTIMIZER_STEPS)
-    for watcher in watchers:
-        watcher.begin_optimizer(optimizer)
+def _add_optimizer_hooks(installation: _Installation) -> None:
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watchers = installation.watchers_here()
+        if not watchers and installation.watchers:
+            note_unseen(OPTIMIZER_STEPS)
+        for watcher in watchers:
+            watcher.begin_optimizer(optimizer)
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for watcher in installation.watchers_here():
+            watcher.end_optimizer(optimizer)
+
+    for hooks, register, ours in (
+        (internals.optimizer_pre_hooks, register_optimizer_step_pre_hook, before_step),
+        (internals.optimizer_post_hooks, register_optimizer_step_post_hook, after_step),
+    ):
+        installation.patches.on_restore(functools.partial(_remove_hook, hooks, ours))
+        register(ours)
 
 
-def _after_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watcher in _watchers_here():
-        watcher.end_optimizer(optimizer)
+def _remove_hook(hooks: dict[int, Any], ours: Any) -> None:
+    for key in [key for key, hook in hooks.items() if hook is ours]:
+        hooks.pop(key, None)

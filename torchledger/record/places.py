@@ -32,6 +32,7 @@ class Undecided(str):
 
 
 _get_sequence_nr = internals.get_sequence_nr
+_without_torch_function = internals.without_torch_function
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -163,8 +164,14 @@ class Listener(Protocol):
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
 
-    def end_run(self, *, is_backward: bool) -> None:
-        """It ends."""
+    def count_runs(self) -> int:
+        """How many of them run."""
+
+    def end_runs(self, n_running: int) -> None:
+        """So many of them still run."""
+
+    def end_optimizer_run(self) -> None:
+        """An optimizer's step ends, if it is what runs innermost."""
 
     def meet_roots(self, roots: Any) -> None:
         """The tensors that a backward begins at."""
@@ -245,7 +252,10 @@ class Place:
         """The number of a module that runs at the top, or that has none yet."""
         recorder = self.recorder
         try:
-            with internals.no_tracing():  # which would write the sizes that we read into the program's graph
+            with (
+                internals.without_torch_function(),
+                internals.no_tracing(),
+            ):  # which would write the sizes that we read into the program's graph
                 number = recorder.module_begins(module, self)
                 if not self.stack:
                     recorder.note_batch(module, number, args, kwargs)
@@ -258,21 +268,25 @@ class Place:
         """A module runs with grad mode off: an evaluation, a frozen part, or a custom function's forward."""
         self.without_grad_depth = len(self.stack)
         try:
-            self.without_grad = self.recorder.phase_without_grad(module, number)
+            with _without_torch_function():
+                self.without_grad = self.recorder.phase_without_grad(module, number)
         except Exception as error:
             self.recorder.fault(f"the phase of {type(module).__name__} could not be told", error)
 
-    def leave_module(self) -> None:
-        """It has run, or raised."""
+    def leave_modules(self, depth: int) -> None:
+        """The innermost have run, or raised: so many still do. May be told twice."""
         stack = self.stack
-        if stack:
-            if len(stack) == self.without_grad_depth:
-                self.without_grad_depth, self.without_grad = 0, FORWARD
-            stack.pop()
+        if depth < self.without_grad_depth:
+            self.without_grad_depth, self.without_grad = 0, FORWARD
+        del stack[depth:]
         number = _get_sequence_nr()
         self.log.note(number, stack[-1] if stack else OUTSIDE)
         if not stack:
             self.seen_number = number
+
+    def count_runs(self) -> int:
+        """How many backwards and optimizer steps run."""
+        return self.recorder.count_runs()
 
     def begin_backward(self, roots: Any, create_graph: bool) -> None:
         """A backward is about to run."""
@@ -282,36 +296,40 @@ class Place:
         except Exception as error:
             self.recorder.fault("what a backward begins at could not be entered", error)
 
-    def end_backward(self) -> None:
-        """It has run, or raised."""
-        self.recorder.end_run(is_backward=True)
+    def end_backward(self, n_running: int) -> None:
+        """It has run, or raised: so many runs still do. May be told twice."""
+        self.recorder.end_runs(n_running)
         self.log.note(_get_sequence_nr(), self.stack[-1] if self.stack else OUTSIDE)
 
     def begin_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer's step is about to run."""
         try:
-            self.recorder.optimizer_arrives(optimizer)
+            with _without_torch_function():
+                self.recorder.optimizer_arrives(optimizer)
         except Exception as error:
             self.recorder.fault(f"{type(optimizer).__name__} could not be placed", error)
         # The frame of the wrapper around `step` tells whether it still runs: no post-hook is called if it raises.
         self.recorder.begin_run(Run(False, False, self, optimizer, sys._getframe(2)))
         try:
-            self.recorder.optimizer_begins(optimizer)
+            with _without_torch_function():
+                self.recorder.optimizer_begins(optimizer)
         except Exception as error:
             self.recorder.fault(f"{type(optimizer).__name__} could not be entered", error)
 
     def end_optimizer(self, optimizer: Optimizer) -> None:
         """It has run."""
         try:
-            self.recorder.optimizer_ends(optimizer)
+            with _without_torch_function():
+                self.recorder.optimizer_ends(optimizer)
         except Exception as error:
             self.recorder.fault(f"the state of {type(optimizer).__name__} could not be entered", error)
-        self.recorder.end_run(is_backward=False)
+        self.recorder.end_optimizer_run()
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has a new size."""
         try:
-            self.recorder.storage_resized(storage, self)
+            with _without_torch_function():
+                self.recorder.storage_resized(storage, self)
         except Exception as error:
             self.recorder.fault("a new size could not be noted", error)
 

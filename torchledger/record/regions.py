@@ -33,6 +33,7 @@ class Regions(Locating):
 
     def compiled_graph_begins(self, graph: Any, arguments: Any, place: Place) -> None:
         """Code that Inductor generated runs: products in kernels of its own are named, since no dispatch shows them."""
+        self.books.bury()
         self._meet_all((arguments, getattr(graph, "constants", None) or ()))
         self.in_compiled_code += 1
         self.compiled_code_ran = True

@@ -57,6 +57,7 @@ class Sharing:
 
         def gone(ref: weakref.ref[torch.Tensor]) -> None:
             self._watched.pop(id(ref), None)
+            books.bury()
             try:
                 later = books.events[came + len(copies) :]
                 is_last = turn == self._n_watched and last == books.first + len(books.blocks)
@@ -113,6 +114,7 @@ class Sharing:
     def _left(self, ref: Ref) -> None:
         """A storage is gone; its block goes with the last of those that share it."""
         books = self._books
+        books.bury()  # those that went before
         if books.live.pop(ref.key, None) is None:
             books.unread.pop(ref.key, None)
         left = self._members.pop(ref.number, 1) - 1

@@ -6,7 +6,8 @@ A storage is known by identity. Its weak reference carries the number of its blo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -113,22 +114,28 @@ class Books:
         self._n_events_before = 0
         self.lent: set[int] = set()
         """Blocks that a gradient has the use of, and that are what they were: the batch's ids."""
-        self.died = self._make_died()
+        self.dead: deque[Ref] = deque()
+        """Storages that have gone, and are to be buried before anything else is looked up or noted."""
+        self.died = self.dead.append
+        """What the weak references call. No function of Python: an interrupt that came in it would be lost."""
 
-    def _make_died(self) -> Callable[[Ref], None]:
-        live_pop, unread_pop, event = self.live.pop, self.unread.pop, self.events.append
-
-        def died(ref: Ref) -> None:
+    def bury(self) -> None:
+        """Note the deaths since the last call."""
+        dead, live, unread, event = self.dead, self.live, self.unread, self.events.append
+        while dead:
+            ref = dead.popleft()
             event(~ref.number)
-            if live_pop(ref.key, None) is None:
-                unread_pop(ref.key, None)
-
-        return died
+            key = ref.key
+            if live.get(key) is ref:
+                del live[key]
+            elif unread.get(key) is ref:
+                del unread[key]
 
     def close(self) -> None:
         """Forget all storages; nothing that lives on is watched any more."""
         self.live.clear()
         self.unread.clear()
+        self.dead.clear()
 
     # Meeting storages
 
@@ -230,6 +237,7 @@ class Books:
             in_graph: Whether the graph of a forward that nothing saw holds it.
             made: Phase, module and op, if it was made now.
         """
+        self.bury()
         for part in plain_parts(tensor):
             storage = storage_of(part)
             key = id(storage)
@@ -260,6 +268,7 @@ class Books:
 
         Those not met yet were ``made`` now, unseen, or there before.
         """
+        self.bury()
         live, roles = self.live, self.roles
         for part in plain_parts(tensor):
             storage = storage_of(part)
@@ -322,6 +331,7 @@ class Books:
 
     def resized(self, storage: torch.UntypedStorage, phase: str, module: int) -> None:
         """A storage has another size: another block came, with the same roles, and took over before its own went."""
+        self.bury()
         key = id(storage)
         ref = self.live.get(key) or self.unread.get(key)
         if ref is None:
@@ -341,6 +351,7 @@ class Books:
 
     def peek(self, index: int) -> Journal:
         """The journal of the step so far, as if it ended here; the books stay open."""
+        self.bury()
         return Journal(
             index=index,
             first=self.first,
@@ -371,6 +382,7 @@ class Books:
 
         `settle` must follow: the roles of what lives on still need the categories that the step gave them.
         """
+        self.bury()
         at = at or self.here()
         later = self.events[at.events :]
         self._n_events_before += at.events
@@ -431,6 +443,7 @@ class Books:
 
     def here(self, n_new: int = 0, n_products: int = 0) -> Cut:
         """This moment, or the one before the last so many blocks were allocated and products ran, to cut at later."""
+        self.bury()
         return Cut(
             len(self.events) - n_new,
             len(self.blocks) - n_new,

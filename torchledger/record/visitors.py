@@ -13,11 +13,14 @@ from torch import nn
 
 from torchledger import internals
 from torchledger.journal.entries import Journal, ProductRow, Reader
+from torchledger.record.deciding import Deciding
+from torchledger.record.decompositions import Decompositions
 from torchledger.record.elsewhere import MODULE_CALLS, THREADS, UNFINISHED
 from torchledger.record.mode import Recorder
 from torchledger.record.names import OUTSIDE
 from torchledger.record.parameters import ParameterBooks
 from torchledger.record.places import FORWARD, INFERENCE, NodeOwners, Place, Run, Used
+from torchledger.record.sharing import Sharing
 from torchledger.record.storages import Books
 from torchledger.record.sums import Sums
 
@@ -48,6 +51,7 @@ class _FlopBooks(Books):
 
     def forget_blocks(self) -> None:
         """Keep what storages are known, and nothing of what happened."""
+        self.bury()
         self.first += len(self.blocks)
         for events in (self.blocks, self.events, self.marks, self.copies, self.inplace_adds, self.batches):
             events.clear()
@@ -63,12 +67,14 @@ class VisitingRecorder(Recorder):
         super().__init__(strict=parent.strict)
         self.parent = parent
         self.number = number
-        self.thread = weakref.ref(threading.current_thread())
+        self.visited = weakref.ref(threading.current_thread())
         self.names = parent.names
         self.books = self._flop_books = _FlopBooks()
         self.parameters = ParameterBooks(self.names, self.books)
         self.sums = Sums(self.books, Recorder.__torch_dispatch__.__code__)
         self.sums.references_in_linear = -1
+        self.deciding, self.decompositions = Deciding(self.books), Decompositions(self.books)
+        self.sharing = Sharing(self.books, self.fault)
         self.record_fake = parent.record_fake
         self.place = self.new_place(threading.get_ident())
         self.step = -1
@@ -200,7 +206,7 @@ class HostingRecorder(Recorder):
             visitor = reference() if reference is not None else None
             if visitor is None:
                 with self.unseen_lock:
-                    self._visitors = [v for v in self._visitors if (thread := v.thread()) and thread.is_alive()]
+                    self._visitors = [v for v in self._visitors if (thread := v.visited()) and thread.is_alive()]
                     self._n_visitors += 1
                     visitor = VisitingRecorder(self, self._n_visitors)
                     self._visitors.append(visitor)

@@ -59,6 +59,8 @@ class Watching:
         self.dynamo_is_about = False
         """Whether there may be compiled code: no number depends on it, only where it is looked for."""
         self.record_fake = False
+        self.has_subclasses = False
+        """Whether the program has tensors whose class is told of calls, by `__torch_function__`."""
         self.stepping: Stepping = ByHand()
         self.end_step: Callable[[Cut], None] = lambda _: None
         """What ends a step at a moment that the policy names: the ledger's."""
@@ -92,6 +94,7 @@ class Watching:
         self.runs.clear()
         self.names.forget_all()
         self.parameters.forget_all()
+        self.books.close()
 
     def note_unseen(self, kind: str) -> None:
         """Something of that kind ran that is not all in these books."""
@@ -140,6 +143,7 @@ class Watching:
         first: tuple[int, ...] | None = None
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
+                self.has_subclasses = self.has_subclasses or internals.has_torch_function(value)
                 shape = (value.numel(),) if value.is_nested else shape_of(value)
                 first = shape if first is None else first
                 if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool):
@@ -205,6 +209,7 @@ class Watching:
         self.names.add_root(model, given=given)
         self.parameters.add_model(model)
         self.record_fake |= self.parameters.has_fake_tensors
+        self.has_subclasses |= self.parameters.has_subclasses
 
     def begin_run(self, run: Run) -> None:
         """A backward or an optimizer's step begins."""
@@ -214,6 +219,7 @@ class Watching:
         run.number = self.n_runs
         self.in_optimizer = not run.is_backward
         self.node_number = -1
+        self.books.bury()
         position = len(self.books.events)
         if run.is_backward:
             self.books.marks.append((position, "backward", ""))
@@ -229,20 +235,29 @@ class Watching:
             self.phase = phase
             self.books.marks.append((position, "phase", phase))
 
-    def end_run(self, *, is_backward: bool) -> None:
-        """It ends."""
+    def count_runs(self) -> int:
+        """How many backwards and optimizer steps run."""
         self.drop_dead_runs()
-        if self.runs and self.runs[-1].is_backward is is_backward:
-            run = self.runs.pop()
-            if is_backward and not self.runs and not run.create_graph:
-                self.n_backwards += 1
-                self.stepping.backward_ends()
+        return len(self.runs)
+
+    def end_runs(self, n_running: int) -> None:
+        """So many of them still run."""
+        ended = self.runs[n_running:]
+        del self.runs[n_running:]
+        if ended and ended[0].is_backward and not self.runs and not ended[0].create_graph:
+            self.n_backwards += 1
+            self.stepping.backward_ends()
         self.in_optimizer = bool(self.runs) and not self.runs[-1].is_backward
         self.node_number = -1
         self.phase = ""
         place = self.places.get(_get_ident())
         if place is not None and not place.stack:
             place.seen_number = internals.get_sequence_nr()
+
+    def end_optimizer_run(self) -> None:
+        """An optimizer's step ends, if it is what runs innermost."""
+        n_running = self.count_runs()
+        self.end_runs(n_running - (n_running > 0 and not self.runs[-1].is_backward))
 
     def drop_dead_runs(self) -> None:
         """Forget optimizer steps that raised: nothing told us of their end."""
@@ -259,6 +274,7 @@ class Watching:
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Enter what its parameters hold now."""
         self.parameters.before_step(optimizer)
+        self.has_subclasses |= self.parameters.has_subclasses
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         """Enter its state."""

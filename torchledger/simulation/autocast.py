@@ -14,8 +14,8 @@ import torch
 from torch._ops import OpOverload
 
 from torchledger import internals
+from torchledger.patching import Patches
 from torchledger.simulation.contracts import Device
-from torchledger.simulation.patching import Patches
 
 _Tensor = torch.Tensor
 _to = torch.Tensor.to

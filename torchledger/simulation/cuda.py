@@ -20,9 +20,9 @@ import torch.utils.checkpoint
 from torchledger.allocator.statistics import AllocatorStats
 from torchledger.allocator.workspaces import count_workspace_bytes
 from torchledger.errors import SimulationError
+from torchledger.patching import Patches
 from torchledger.simulation import generators, streams
 from torchledger.simulation.contracts import Device, Mode
-from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
 
 

@@ -15,6 +15,8 @@ from torchledger import internals
 from torchledger.accelerators import Accelerator
 from torchledger.allocator.caching import CachingAllocator
 from torchledger.errors import DeviceOutOfMemoryError, SimulationError, UsageError
+from torchledger.leaving import leave_mode
+from torchledger.patching import Patches
 from torchledger.simulation import active, cuda, ending, kernels, refusals, saving, sparse, threads, words
 from torchledger.simulation.blocks import HOST, Blocks
 from torchledger.simulation.dependent import Shares
@@ -22,7 +24,6 @@ from torchledger.simulation.facts import CONTEXT_BYTES, Versions, assumed_versio
 from torchledger.simulation.keys import Backend
 from torchledger.simulation.memory import Watch, out_of_memory_message
 from torchledger.simulation.mode import SimulationMode
-from torchledger.simulation.patching import Patches
 from torchledger.simulation.results import Results
 from torchledger.simulation.specials import dense_strides
 from torchledger.simulation.values import Values
@@ -292,8 +293,8 @@ class Simulation:
         self._device = device
         mode = self._mode = SimulationMode(device)
         try:
-            active.set_current(device)
             self._patches.on_restore(lambda: active.set_current(None))
+            active.set_current(device)
             kernels.register(device, mode, self._patches)
             words.install(device, mode, self._patches)
             cuda.install(device, mode, self._patches)
@@ -302,35 +303,28 @@ class Simulation:
             saving.install(device, self._patches)
             self._patches.replace_imported()
             mode.__enter__()  # type: ignore[no-untyped-call]
+            return device
         except BaseException:
+            leave_mode(mode)
             self._patches.restore()
             raise
-        return device
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()  # an interrupt came between: it does what is left
+            raise
+
+    def _leave(self) -> None:
         assert self._mode is not None and self._device is not None
         try:
             leave_mode(self._mode)
+            ending.mark_survivors(self._device)
         finally:
-            try:
-                ending.mark_survivors(self._device)
-            finally:
-                self._patches.restore()
-
-
-def leave_mode(mode: SimulationMode) -> None:
-    """Take the mode off this thread's stack, with whatever was left on top of it put back."""
-    modes = [m for m in internals.current_dispatch_modes() if getattr(m, "_mode_key", None) is None]
-    if mode not in modes:
-        return
-    above = modes[modes.index(mode) + 1 :]
-    for _ in above:
-        internals.pop_dispatch_mode(None)
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    for other in above:
-        internals.push_dispatch_mode(other)
+            self._patches.restore()
 
 
 def simulate(

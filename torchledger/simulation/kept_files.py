@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from torchledger.simulation.patching import Patches
+from torchledger.patching import Patches
 
 KEPT_BYTES = 1024
 """What a kept file is said to have beside its tensors."""

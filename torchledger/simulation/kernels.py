@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from torchledger import internals
+from torchledger.patching import Patches
 from torchledger.simulation import attention, recurrent
 from torchledger.simulation.autocast import Autocast, mirror
 from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.facts import torch_version
-from torchledger.simulation.patching import Patches
 
 aten = torch.ops.aten
 # The kernels that read one of these and write float32; bfloat16 came later (`_softmax`'s checks in torch 2.9 and 2.13).

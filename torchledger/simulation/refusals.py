@@ -15,8 +15,8 @@ import torch.onnx
 import torch.profiler
 
 from torchledger.errors import SimulationError
+from torchledger.patching import Patches
 from torchledger.simulation.contracts import Device
-from torchledger.simulation.patching import Patches
 
 
 def install(device: Device, patches: Patches) -> None:
@@ -89,8 +89,9 @@ def _refused_class(name: str, why: str) -> Any:
 def _disable_compiled(patches: Patches) -> None:
     """What was compiled before runs eagerly too."""
     config: Any = torch._dynamo.config
-    before, config.disable = config.disable, True
+    before = config.disable
     patches.on_restore(lambda: setattr(config, "disable", before))
+    config.disable = True
 
 
 def _install_data_parallel(patches: Patches) -> None:

@@ -16,9 +16,9 @@ import torch
 from torch.utils import _pytree
 
 from torchledger.errors import SimulationError
+from torchledger.patching import Patches
 from torchledger.simulation import kept_files
 from torchledger.simulation.contracts import Device
-from torchledger.simulation.patching import Patches
 
 
 class Files:

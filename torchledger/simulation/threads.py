@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from torchledger.patching import Patches
 from torchledger.simulation import active
 from torchledger.simulation.contracts import Device
 from torchledger.simulation.mode import SimulationMode
-from torchledger.simulation.patching import Patches
 
 
 def install(device: Device, patches: Patches) -> None:

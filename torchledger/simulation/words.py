@@ -14,12 +14,12 @@ import torch
 
 from torchledger import internals
 from torchledger.errors import SimulationError
+from torchledger.patching import Patches
 from torchledger.simulation import host, printing
 from torchledger.simulation.blocks import HOST, storage_of
 from torchledger.simulation.contracts import Device, Mode
 from torchledger.simulation.factories import FROM_VALUES, ORIGINALS, Factories
 from torchledger.simulation.keys import GENUINE_META, is_inside, place_device
-from torchledger.simulation.patching import Patches
 from torchledger.simulation.printing import TYPE_NAMES
 
 _Tensor = torch.Tensor
@@ -313,8 +313,8 @@ def _install_builtins(routed: dict[Any, Any], patches: Patches) -> None:
     """`torch.jit.script` knows torch's functions by their ids: our own are the same ops to it."""
     table = internals.script_builtins()
     known = {id(new): table[id(old)] for old, new in routed.items() if id(old) in table}
-    table.update(known)
     patches.on_restore(lambda: [table.pop(key, None) for key in known])
+    table.update(known)
 
 
 def _install_properties(words: Words, patches: Patches) -> None:

@@ -1,4 +1,8 @@
-"""Names of torch's that are replaced for a while, and put back."""
+"""Changes to torch and Python that are made for a while, and taken back.
+
+An interrupt may come between any two lines. So what takes a change back is noted before the change is made, does
+nothing where none was made, may run twice, and is forgotten only once it has run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 _INHERITED = object()
+_TRIES = 3
 
 
 class _Replaced(NamedTuple):
@@ -26,7 +31,7 @@ class _Replaced(NamedTuple):
 
 
 class Patches:
-    """What was replaced, in order."""
+    """What was changed, in order."""
 
     def __init__(self) -> None:
         self._replaced: list[_Replaced] = []
@@ -59,18 +64,35 @@ class Patches:
                     self.replace(module, key, item.new)
 
     def on_restore(self, action: Callable[[], object]) -> None:
-        """Do that when all is put back."""
+        """Do that when all replacements are put back.
+
+        Args:
+            action: Takes a change back that the caller makes after this call; it may be called twice, or without the
+                change.
+        """
         self._actions.append(action)
 
     def restore(self) -> None:
-        """Put everything back, the last first; what fails is raised after the rest."""
-        failed: BaseException | None = None
-        while self._replaced:
-            self._replaced.pop().put_back()
-        while self._actions:
+        """Take everything back, the last change first; what fails, or interrupts, is raised after the rest.
+
+        May be called again where an interrupt ended it early.
+        """
+        raised: BaseException | None = None
+        tries = 0
+        while self._replaced or self._actions:
             try:
-                self._actions.pop()()
+                while self._replaced:
+                    self._replaced[-1].put_back()
+                    self._replaced.pop()
+                while self._actions:
+                    self._actions[-1]()
+                    self._actions.pop()
+                    tries = 0
             except BaseException as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                raised = raised or error
+                tries += 1
+                if tries == _TRIES:
+                    (self._replaced or self._actions).pop()
+                    tries = 0
+        if raised is not None:
+            raise raised
