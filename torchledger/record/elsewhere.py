@@ -41,36 +41,33 @@ class Host(Protocol):
         """A call begins on this thread; None if it is none of this recorder's. Never raises."""
 
 
-_hosts: tuple[Host, ...] = ()
-_lock = threading.Lock()
+_hosts: dict[int, Host] = {}
+"""By id. Without a lock: an interrupt could leave one held, and each change is one call."""
 _here = threading.local()
 
 
 def add_host(host: Host) -> None:
     """Let it count what other threads run."""
-    global _hosts
-    with _lock:
-        _hosts = (*_hosts, host)
+    _hosts[id(host)] = host
 
 
 def remove_host(host: Host) -> None:
-    """No longer."""
-    global _hosts
-    with _lock:
-        _hosts = tuple(other for other in _hosts if other is not host)
+    """No longer. May be called again."""
+    _hosts.pop(id(host), None)
 
 
 def forget_hosts() -> None:
-    """In a forked child, whoever held the lock in the parent: nobody records there."""
-    global _hosts, _lock, _here
+    """In a forked child: nobody records there."""
+    global _here
     for place in visitors_here():
         place.recorder.end_visit()
-    _hosts, _lock, _here = (), threading.Lock(), threading.local()
+    _hosts.clear()
+    _here = threading.local()
 
 
 def note_unseen(kind: str) -> None:
     """Tell all recorders of something that ran out of their sight."""
-    for host in _hosts:
+    for host in tuple(_hosts.values()):
         host.note_unseen(kind)
 
 
@@ -87,7 +84,11 @@ def may_visit(module: Any = None) -> bool:
     """
     if not _hosts or getattr(_here, "visited", False):
         return False
-    if module is not None and getattr(_here, "passed", False) and not any(host.knows(module) for host in _hosts):
+    if (
+        module is not None
+        and getattr(_here, "passed", False)
+        and not any(host.knows(module) for host in tuple(_hosts.values()))
+    ):
         return False
     # The engine's threads, and TorchScript's, have the modes of the thread that they work for.
     return not any(hasattr(mode, "begin_visit") for mode in internals.current_dispatch_modes())
@@ -118,7 +119,7 @@ class _Visit:
         """Whether it runs inside a call that concerned nobody."""
 
     def begin(self, kind: str, subject: Any) -> None:
-        for host in _hosts:
+        for host in tuple(_hosts.values()):
             visitor = host.begin_visit(kind, subject)
             if visitor is not None:
                 self.visitors.append(visitor)

@@ -21,7 +21,7 @@ from torchledger.errors import UncountedOpError
 from torchledger.flops import registry
 from torchledger.flops.containers import CONTAINERS, run_container
 from torchledger.journal.calls import Call
-from torchledger.leaving import leave_mode, restore_flags
+from torchledger.leaving import leave_mode, own_modes, restore_flags, set_modes
 from torchledger.read.formulas import DATA_DEPENDENT
 from torchledger.record import forks, patches
 from torchledger.record.arrivals import COMPILED
@@ -106,12 +106,20 @@ class Recorder(Regions, TorchDispatchMode):
     # Beginning and ending
 
     def start(self) -> None:
-        """Begin to record on this thread."""
-        self.sums.references_in_linear = _references_in_linear()
-        self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in internals.current_dispatch_modes())
-        references_of_graphs()
-        self.begin_watching()
-        self.__enter__()  # type: ignore[no-untyped-call]
+        """Begin to record on this thread; where that fails, or an interrupt comes, all is as it was."""
+        modes = own_modes()
+        try:
+            self.thread, self.in_inference_mode = _get_ident(), torch.is_inference_mode_enabled()
+            self.sums.references_in_linear = _references_in_linear()
+            references_of_graphs()
+            self.record_fake |= any("FakeTensorMode" in type(mode).__name__ for mode in modes)
+            self.begin_watching()
+            forks.note(self)
+            self.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self.stop()
+            set_modes(modes)
+            raise
 
     def stop(self) -> bool:
         """Record no more; everything in torch is as it was. May be called again.
