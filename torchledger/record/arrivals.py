@@ -160,8 +160,8 @@ class Arrivals(Watching):
             return
         how = "uncounted" if entry.uncounted else "plain"
         if entry.formula is not None:
-            position = next((i for i, arg in enumerate(args) if arg is tensor), -1)
-            how = "product" if position in entry.operands or position < 0 else "addend"
+            positions = [i for i, arg in enumerate(args) if arg is tensor]
+            how = "product" if not positions or positions[0] in entry.operands else "addend"
         books.readers[key] = (how, module, len(books.blocks))
 
     def note_added(self, tensor: torch.Tensor, entry: Entry, args: Any) -> None:

@@ -92,8 +92,24 @@ class Watcher(Protocol):
 autograd: Any = torch.autograd
 storages: Any = torch.UntypedStorage
 _lock = threading.RLock()
+_PATIENCE_S = 1.0
+"""Longer than patches take to be put on or off."""
 _ROOM = 200
 """How many calls deep our own code may go, on top of the program's."""
+
+
+class _Turn:
+    """One thread at a time installs and takes off; an interrupt between two lines can leave a plain lock held."""
+
+    def __enter__(self) -> None:
+        global _lock
+        if not _lock.acquire(timeout=_PATIENCE_S):
+            _lock = threading.RLock()  # whoever holds the old one was interrupted
+            _lock.acquire()
+        self._held = _lock
+
+    def __exit__(self, *_: object) -> None:
+        self._held.release()
 
 
 class _Installation:
@@ -134,7 +150,7 @@ _now = _Installation()
 
 def watch(watcher: Watcher, thread: int) -> None:
     """Tell the watcher what modules, backwards and optimizers do on that thread."""
-    with _lock:
+    with _Turn():
         # First: a ledger that ends meanwhile, in a destructor, must not take the patches off.
         _now.watchers[thread] = (*_now.watchers.get(thread, ()), watcher)
         if not _now.complete:
@@ -144,7 +160,7 @@ def watch(watcher: Watcher, thread: int) -> None:
 
 def unwatch(watcher: Watcher, thread: int) -> None:
     """No longer tell it; when nobody watches, torch is as it was. May be called again where it was interrupted."""
-    with _lock:
+    with _Turn():
         watchers = _now.watchers
         rest = tuple(w for w in watchers.get(thread, ()) if w is not watcher)
         if rest:
