@@ -64,7 +64,7 @@ def test_functions_of_modes_are_not_called() -> None:
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        with internals.no_torch_functions():
+        with internals.without_torch_function():
             torch.ones(2).sin()
         assert called == []
         torch.ones(2)
