@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,7 @@ from synthetic import MIB, gpt_report, make_report
 from torchledger.errors import BudgetExceeded, FaultyReportError, QuantityError, UsageError
 from torchledger.gate.budgets import Budget, find_doubts, judge_budget, parse_share
 from torchledger.gate.quantities import QUANTITIES
-from torchledger.journal.statements import CATEGORIES
+from torchledger.journal.statements import CATEGORIES, MemorySnapshot, MemoryStatement
 from torchledger.ledger import Ledger
 
 NAMED_IN_THE_DESIGN = (*CATEGORIES, "peak", "requested", "allocated", "reserved", "flops", "model_flops")
@@ -132,3 +133,15 @@ def test_budgets_compare_and_pickle() -> None:
     assert "2147483648" in repr(budget)
     with pytest.raises(AttributeError):
         budget.limits = {}  # type: ignore[misc]
+
+
+def test_a_remainder_that_peaks_higher_is_a_doubt() -> None:
+    report = gpt_report()
+    step = report.steps[-1]
+    for factor, n_doubts in ((1, 0), (2, 1)):
+        peak = MemorySnapshot(total_bytes=factor * report.peak.total_bytes)
+        remainder = replace(step, memory={"cpu": MemoryStatement(peak=peak)})
+        doubts = [
+            doubt for doubt in find_doubts(replace(report, remainder=remainder), {"peak": 1}) if "after the" in doubt
+        ]
+        assert len(doubts) == n_doubts

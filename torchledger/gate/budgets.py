@@ -12,7 +12,7 @@ from torchledger.gate.judging import Verdict, judge
 from torchledger.gate.quantities import QUANTITIES, Measured, find_quantity, measure_quantities
 from torchledger.gate.tolerances import EXACT, Tolerance, parse_tolerance
 from torchledger.journal.statements import RunStatement
-from torchledger.units import format_number, show_value
+from torchledger.units import format_bytes, format_number, show_value
 
 _TOLERANCE_FORMS = "'2%', '0.5 %' or 0"
 
@@ -169,6 +169,9 @@ def find_doubts(run: RunStatement, keys: Mapping[str, int]) -> Iterator[str]:
     if "bytes" in units:
         notes = (note for step in run.steps for memory in step.memory.values() for note in memory.notes)
         yield from dict.fromkeys(notes)
+        after = 0 if run.remainder is None else run.remainder.peak.total_bytes
+        if after > run.peak.total_bytes:
+            yield f"what ran after the last step peaked higher, at {format_bytes(after)}: it is in no step"
     if units & {"flops", "bytes"}:
         yield from run.blind_spots
     if len(run.steps) < run.n_steps:
