@@ -36,4 +36,5 @@ def torch_state() -> dict[str, Any]:
         "recursion limit": sys.getrecursionlimit(),
         "while compiling": [list(handler.start_callbacks), list(handler.end_callbacks)] if handler else [[], []],
         "grad mode": torch.is_grad_enabled(),
+        "torch functions": torch._C._get_torch_function_state(),
     }

@@ -112,6 +112,10 @@ optimizer_post_hooks: Final[dict[int, Any]] = _of_optimizers("_global_optimizer_
 """The hooks that run after it."""
 without_torch_function: Final[Callable[[], Any]] = _required("_C.DisableTorchFunction")
 """A context in which no torch function mode or subclass of the program's is told what we read."""
+torch_function_state: Final[Callable[[], Any]] = _required("_C._get_torch_function_state")
+"""Whether this thread tells torch function modes and subclasses of calls."""
+set_torch_function_state: Final[Callable[[Any], None]] = _required("_C._set_torch_function_state")
+"""Let it, or no longer."""
 functions_on: Final[Callable[[], bool]] = _required("_C._is_torch_function_enabled")
 """Whether tensor subclasses are told of calls, on this thread."""
 no_torch_function: Final[Any] = _required("_C._disabled_torch_function_impl")

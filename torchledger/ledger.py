@@ -119,6 +119,7 @@ class Ledger:
         self._unrecorded = UnrecordedTime()
         self._faults: list[str] = []
         self._unseen: Counter[str] = Counter()
+        self._functions_before = internals.torch_function_state()
         self._began = 0.0
         self._step_called = False
         self._created = ""
@@ -129,6 +130,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         if self._active:
             raise UsageError("this Ledger is already recording: leave its block first, or make another Ledger.")
+        self._functions_before = internals.torch_function_state()
         try:
             self._active = True
             self._forked = self._step_called = False
@@ -165,6 +167,9 @@ class Ledger:
     def _leave(self) -> bool:
         """Record no more; False if this is not the thread that recording was started on."""
         stopped = self._stop_recording()
+        if stopped and internals.torch_function_state() != self._functions_before:
+            # An interrupt ended a block of ours at the line that leaves it.
+            internals.set_torch_function_state(self._functions_before)
         self._active, self._held_exit = False, None
         return stopped
 
