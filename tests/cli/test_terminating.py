@@ -77,7 +77,7 @@ def test_the_report_is_written(tmp_path: Path, rest: str) -> None:
     assert code == TERMINATED == 143
     assert "ended" not in out
     assert report is not None
-    assert report.n_steps >= 3
+    assert report.n_steps >= 2  # a step that is being read when the signal comes is lost
     assert report.steps[0].flops.total == STEP
     assert report.faults == ()
     assert "Traceback" not in err
