@@ -92,13 +92,14 @@ def test_signals_that_come_together(tmp_path: Path) -> None:
 
 
 def test_what_the_program_leaves_open_is_closed(tmp_path: Path) -> None:
-    rest = """
+    setup = """
         try:
+            print("ready", flush=True)  # inside, so that the signal finds it there
             time.sleep(600)
         finally:
             print("closed", flush=True)
     """
-    code, out, _, report = terminate(tmp_path, rest)
+    code, out, _, report = terminate(tmp_path, "", setup)
     assert (code, out) == (TERMINATED, "closed\n")
     assert report is not None
 
